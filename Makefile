@@ -5,7 +5,7 @@ CAN_RUN := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for each in $(PYTHONS); do $$each -c '$(CAN_RUN)' >/dev/null 2>&1 && { echo $$each; break; }; done)
 BIN := .venv/bin
 
-.PHONY: demo test quick check format clean docs dist audit
+.PHONY: demo test quick check format clean docs dist audit renew
 .DEFAULT_GOAL := test
 
 .venv/installed: pyproject.toml requirements.txt
@@ -52,6 +52,10 @@ dist: .venv/installed
 	  build/try/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "$$each"; \
 	  build/try/bin/python -c "from importlib.metadata import version; print('$$each', version('basisprune'))"; \
 	done; rm -rf build/try
+
+# The demo's numbers, pictures and sample report, from a run in runs/demo.
+renew: .venv/installed
+	$(BIN)/python tools/renew_demo.py
 
 # Known vulnerabilities of what requirements.txt pins; needs the network.
 audit: .venv/installed

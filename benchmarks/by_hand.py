@@ -151,7 +151,8 @@ def _nchw(pixels: Any) -> Tensor:
     return torch.from_numpy(pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2).copy())
 
 
-def _prepared(part: Any, spec: InputSpec) -> tuple[Tensor, Tensor]:
+def prepared(part: Any, spec: InputSpec) -> tuple[Tensor, Tensor]:
+    """Return the images as the network reads them, and their labels."""
     pixels, labels = zip(*(part[row] for row in range(len(part))), strict=True)
     return prepare(torch.stack(pixels), spec), torch.tensor(labels)
 
@@ -177,7 +178,7 @@ def _said(setting: tuple[float, str]) -> str:
 
 def run_hand(cell: Cell, cells: Cells, assets: Path, runs: Path) -> None:
     model, splits = start(cell, assets, runs), images(cell, assets)
-    train, test = (_prepared(part, model.input_spec) for part in (splits.train, splits.test))
+    train, test = (prepared(part, model.input_spec) for part in (splits.train, splits.test))
     for setting in hand_settings(cell, cells.results):
 
         def work(setting: tuple[float, str] = setting) -> dict[str, float]:
@@ -190,7 +191,7 @@ def run_hand(cell: Cell, cells: Cells, assets: Path, runs: Path) -> None:
 def run_quick(cell: Cell, cells: Cells, assets: Path, runs: Path) -> None:
     def work() -> dict[str, Any]:
         model, splits = start(cell, assets, runs), images(cell, assets)
-        train, test = (_prepared(part, model.input_spec) for part in (splits.train, splits.test))
+        train, test = (prepared(part, model.input_spec) for part in (splits.train, splits.test))
         halves = zip(*(part.chunk(2) for part in train), strict=True)
 
         def half_a_pass() -> float:

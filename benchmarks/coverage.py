@@ -2,6 +2,7 @@
 
     python benchmarks/coverage.py [--results FILE]
     python benchmarks/coverage.py --all [--again]    the matrix: every step, see matrix.py
+    python benchmarks/coverage.py --stacks [--again] the second table: other libraries, see matrix_stacks.py
     python benchmarks/coverage.py --page             docs/coverage.md from the results of the matrix
 
 Each network gets a process of its own with one thread and a time limit. It is traced, 30 % of the units of
@@ -185,6 +186,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results" / "coverage.jsonl")
     parser.add_argument("--seconds", type=float, default=120.0, help="time limit for one network")
     parser.add_argument("--all", action="store_true", help="run the matrix, with records in results/matrix.jsonl")
+    parser.add_argument(
+        "--stacks", action="store_true", help="run the second table, with records in results/stacks.jsonl"
+    )
     parser.add_argument("--again", action="store_true", help="with --all: those that failed once more")
     parser.add_argument("--only", nargs="*", default=[], help="with --all: networks as library/name")
     parser.add_argument("--page", action="store_true", help="write docs/coverage.md from the records of the matrix")
@@ -193,9 +197,11 @@ def main() -> None:
     if options.one:
         print(json.dumps(examine(*options.one)))
         return
-    if options.all or options.page:
+    if options.all or options.stacks or options.page:
         if options.all:
             matrix_runs.run_all(again=options.again, only=options.only)
+        if options.stacks:
+            matrix_runs.run_stacks(again=options.again, only=options.only)
         matrix_runs.write_page()
         return
     lines = options.results.read_text().splitlines() if options.results.exists() else []

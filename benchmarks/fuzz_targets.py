@@ -323,13 +323,9 @@ def lists() -> list[Target]:
     weights = {".safetensors": save(state), ".pt": pickled.getvalue()}
 
     def spoil_images(folder: Path, chance: random.Random) -> None:
-        said = spoilt_value(sound, chance)
-        with contextlib.suppress(BasisPruneError):  # as one would write it who knows its hash
-            sound_digest = Manifest.from_json(json.dumps(said)).digest
-            said = {"sha256": sound_digest, "images": said}
-        text = (
-            spoilt_text({"sha256": "", "images": sound}, chance) if chance.random() < 0.3 else json.dumps(said).encode()
-        )
+        text = spoilt_text(sound, chance)
+        with contextlib.suppress(ValueError, AttributeError, RecursionError, TypeError):  # by one who knows its hash
+            text = sealed(text.decode()).encode()
         (folder / "images.json").write_bytes(text)
 
     test = Test(0, "y", 0.9, 0.8, 0.1, 0.01, 3, 2, passed=True)

@@ -6,7 +6,7 @@ Pairs of networks are simulated, of which the true loss is known. Only images on
 in random order, until the test is decided. Compared: all differing images labelled before one test (Tango's), the
 group-sequential test of `basisprune.budget.looks`, and a betting martingale (Waudby-Smith and Ramdas, 2024), which may
 be looked at after each image. Writes results/labels.json, which experiments/promise_summary.py shows in
-docs/promise.md.
+docs/proof.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Outcomes of pairs of networks are simulated, of which the true loss is known, with rare classes too, and tested against
 that loss with 95 % confidence. Writes results/level.json, which experiments/promise_summary.py shows in
-docs/promise.md, results/level_units.json for copies and groups, and results/level_tasks.json for other tasks than
+docs/proof.md, results/level_units.json for copies and groups, and results/level_tasks.json for other tasks than
 classification, with losses that are rare and large, and units too.
 """
 

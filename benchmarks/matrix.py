@@ -1,5 +1,7 @@
 """One network of the matrix from start to end; `coverage.py --all` runs it for all of them, each in its own process.
 
+`coverage.py --stacks` does the same for the networks of other libraries in `matrix_stacks.py`, see `examine_stack`.
+
 A record says for every step whether it holds, and if not, why: `exact` (decomposed in float64, the largest relative
 error), `basis` (half of the basis vectors removed, folded, saved as a bundle and loaded again), `double` (then 30 %
 of the filters removed, run in eval and training mode, folded) and `onnx` (the result exported, equal in onnxruntime).
@@ -32,9 +34,10 @@ from basisprune.errors import BasisPruneError, ModelError
 from basisprune.importance import score_filters, taylor_scores
 from basisprune.planning import plan_basis, plan_filters
 from basisprune.pruning import prune_basis, prune_filters
-from basisprune.torchkit.running import relative_difference, tensors_in
+from basisprune.torchkit.running import packed, relative_difference, tensors_in
 from basisprune.transfer.backbones import build_backbone
 from basisprune.transfer.model import transfer_model
+from basisprune.transfer.several import SeveralInputs
 
 Record = dict[str, Any]
 BASIS_RATIO, FILTER_RATIO = 0.5, 0.3
@@ -60,6 +63,32 @@ def examine(library: str, name: str) -> Record:
         return {**record, "build": _why(error)}
     steps = _Steps(model, images, factory, record)
     for step in (steps.exact, steps.basis, steps.double, steps.onnx):
+        with _timed(record, step.__name__):
+            try:
+                record[step.__name__] = True
+                step()
+            except Exception as error:
+                record[step.__name__] = _why(error)
+    return record
+
+
+def examine_stack(library: str, name: str) -> Record:
+    """The record of one network of another library: split, pruned, folded, and its bundle without a word of how."""
+    from matrix_stacks import NETWORKS
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    record: Record = {"seconds": {}}
+    with _timed(record, "build"):
+        try:
+            model, given = NETWORKS[f"{library}/{name}"]()
+            images: Tensor = given if isinstance(given, Tensor) else packed(given)
+            model = model.eval() if images is given else SeveralInputs.of(model, given).eval()
+            record["parameters"] = _count(model)
+        except Exception as error:
+            return {**record, "build": _why(error)}
+    steps = _StackSteps(model, images, None, record)
+    for step in (steps.exact, steps.filters, steps.fold, steps.bundle):
         with _timed(record, step.__name__):
             try:
                 record[step.__name__] = True
@@ -139,6 +168,44 @@ class _Steps:
         if _difference(_run(folded, self.images), _run(loaded, self.images)) != 0:
             raise AssertionError("the bundle holds another network")
         return folded
+
+
+class _StackSteps(_Steps):
+    """The steps of the second table. What follows a failed step starts from the network before it."""
+
+    def filters(self) -> None:
+        """30 % of the filters go, and the result runs with the same shapes."""
+        coupling = trace_coupling(self.model, self.images)
+        scores = score_filters(self.model, "l1", coupling.layers)
+        plan = plan_filters(self.model, scores, FILTER_RATIO, coupling=coupling)
+        smaller = prune_filters(self.model, plan)
+        expected, found = ([tuple(leaf.shape) for leaf in _run(net, self.images)] for net in (self.model, smaller))
+        if expected != found:
+            raise AssertionError(f"outputs {found[:3]} instead of {expected[:3]}")
+        self.record["filters_removed"] = round(plan.fraction_removed, 3)
+        self.pruned = smaller
+
+    def fold(self) -> None:
+        """Folded, the output is unchanged, but for rounding."""
+        network = self.pruned or self.model
+        self.folded = fold(network, self.images)
+        self.record["fold_error"] = error = _difference(_run(network, self.images), _run(self.folded, self.images))
+        if error > 1e-3:
+            raise AssertionError(f"the output changes by {error:.2g} when folded")
+
+    def bundle(self) -> None:
+        """Saved with nothing but the shape of an input, and loaded: first as a stranger would, then with trust."""
+        folded = self.folded or self.model.requires_grad_(False)
+        with TemporaryDirectory() as folder:
+            save_pretrained(folded, folder, input_shape=self.images.shape[1:])
+            try:
+                loaded = load_bundle(folder).model
+                self.record["bundle_form"] = "graph"
+            except BasisPruneError:
+                loaded = load_bundle(folder, trust_remote_code=True).model
+                self.record["bundle_form"] = "class"
+        if _difference(_run(folded, self.images), _run(loaded, self.images)) != 0:
+            raise AssertionError("the bundle holds another network")
 
 
 def _built(library: str, name: str, record: Record) -> tuple[nn.Module, Tensor, str | None]:

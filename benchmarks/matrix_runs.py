@@ -17,8 +17,11 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "results" / "matrix.jsonl"
+STACKS = HERE / "results" / "stacks.jsonl"
 PAGE = HERE.parent / "docs" / "coverage.md"
 STEPS = ("exact", "basis", "double", "onnx")
+STACK_BAR = 60  # bundles
+STACK_STEPS = ("exact", "filters", "fold", "bundle")
 BARS = {
     "torchvision": {"basis": 1.0, "double": 0.95, "onnx": 0.95},
     "timm": {"basis": 0.98, "double": 0.95, "onnx": 0.95},
@@ -34,23 +37,44 @@ def run_all(*, again: bool, only: Sequence[str]) -> None:
     import matrix  # its imports take a while, and every process inherits them
     import matrix_networks
 
-    for library, name, about in matrix_networks.all_networks():
+    _run(matrix_networks.all_networks(), matrix.examine, RECORDS, STEPS, again=again, only=only)
+
+
+def run_stacks(*, again: bool, only: Sequence[str]) -> None:
+    """The same for the networks of other libraries."""
+    import matrix
+    import matrix_stacks
+
+    networks: list[tuple[str, str, dict[str, str]]] = [(*key.split("/", 1), {}) for key in matrix_stacks.NETWORKS]  # type: ignore[misc]
+    _run(networks, matrix.examine_stack, STACKS, STACK_STEPS, again=again, only=only)
+
+
+def _run(
+    networks: Sequence[tuple[str, str, dict[str, str]]],
+    work: Any,
+    records: Path,
+    steps: Sequence[str],
+    *,
+    again: bool,
+    only: Sequence[str],
+) -> None:
+    for library, name, about in networks:
         key = f"{library}/{name}"
-        before = latest().get(key)  # another run may have been here
-        wanted = key in only if only else before is None or (again and not holds(before))
+        before = latest(records).get(key)  # another run may have been here
+        wanted = key in only if only else before is None or (again and not holds(before, steps))
         if not wanted:
             continue
-        record = {"library": library, "name": name, **about, **_in_process(matrix.examine, library, name)}
+        record = {"library": library, "name": name, **about, **_in_process(work, library, name)}
         record["versions"] = versions()
-        with RECORDS.open("a") as file:
+        with records.open("a") as file:
             file.write(json.dumps(record) + "\n")
-        faults = {step: record.get(step, "") for step in ("skipped", "build", *STEPS) if record.get(step) is not True}
+        faults = {step: record.get(step, "") for step in ("skipped", "build", *steps) if record.get(step) is not True}
         print(key, {step: fault for step, fault in faults.items() if fault} or "ok", file=sys.stderr, flush=True)
 
 
-def latest() -> dict[str, Record]:
+def latest(path: Path = RECORDS) -> dict[str, Record]:
     """The last record of each network."""
-    lines = RECORDS.read_text().splitlines() if RECORDS.exists() else []
+    lines = path.read_text().splitlines() if path.exists() else []
     return {f"{record['library']}/{record['name']}": record for record in map(json.loads, lines)}
 
 
@@ -101,9 +125,11 @@ def write_page() -> None:
     """docs/coverage.md from the records."""
     import matrix_networks
     import matrix_page
+    import matrix_stacks
 
+    second = matrix_page.stacks(list(latest(STACKS).values()), len(matrix_stacks.NETWORKS), STACK_BAR)
     total = len(matrix_networks.timm_families()) + len(matrix_networks.torchvision_names())
-    PAGE.write_text(matrix_page.page(list(latest().values()), BARS, total))
+    PAGE.write_text(matrix_page.page(list(latest().values()), BARS, total, second))
 
 
 if __name__ == "__main__":

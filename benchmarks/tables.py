@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from common import RESULTS, load, table, write_result
 from speed_tables import frontier_picture, frontier_rows, kernel_rows
 from training_tables import averages_section, best_section, search_section
 
+from basisprune.report.figures import PALETTE
 from basisprune.report.html import comparison
 from basisprune.results import RunSummary
 
@@ -34,7 +36,7 @@ FAULTS = {
     "read-only": "the disk is read-only from then on",
     "denied": "permission is denied once",
     "short": "no file can grow beyond 600 bytes from then on",
-    "flip": "a bit is turned over in a file that is read",
+    "flip": "a bit is flipped in a file that is read",
 }
 
 
@@ -72,14 +74,15 @@ def allocation_section() -> str:
         row = found.setdefault((place, f"{result['left']:.0%}"), {"unpruned": f"{result['accuracy before']:.3f}"})
         row[result["way"]] = "not possible" if accuracy is None else f"{accuracy:.3f}"
     ways = list(next(iter(found.values())))
+    titles = [way.replace(" %", "%") for way in ways]
     rows = [(*place, *(row.get(way, "") for way in ways)) for place, row in found.items()]
     note = (
-        "Networks split by the loss at 32x32, accuracy on 2,000 test images right after pruning and refit. `quick` "
-        "takes the scores of vectors as they are, leaves at least 5 % of them in each layer, and removes blocks of "
-        "eight; the other columns change one of these. All networks of a row have as many parameters; "
-        "`benchmarks/allocation.py`."
+        "Accuracy on 2,000 test images right after pruning and refit, at 32x32, in the loss basis. `quick` takes "
+        "scores as they are, leaves at least 5% of the vectors in each layer, and removes blocks of eight; each other "
+        "column changes one of these. All networks in a row have equally many parameters "
+        "(`benchmarks/allocation.py`)."
     )
-    return f"{table(('network, data', 'parameters left', *ways), rows)}\n\n{note}"
+    return f"{table(('network, data', 'parameters left', *titles), rows)}\n\n{note}"
 
 
 def scores_section() -> str:
@@ -129,7 +132,7 @@ def ratios_section() -> str:
     ]
     for name, result in prune.items():
         rows.append(
-            (f"time to prune 30 % of the filters of {name}, relative to torch-pruning", f"{result['pruning']:.2f}")
+            (f"time to prune 30% of the filters of {name}, relative to torch-pruning", f"{result['pruning']:.2f}")
         )
         rows.append((f"time of the HRank scores of {name}, relative to a forward pass", f"{result['hrank']:.2f}"))
     return table(("what", "ratio"), rows)
@@ -165,7 +168,7 @@ def latency_section() -> str:
         if not row["reached"]
     ]
     said = f"{len(missed)} of {count} targets missed{': ' if missed else ''}{'; '.join(missed)}."
-    note = "Each cell is the speed-up over the dense network, out of the one that multiply-adds alone predict. "
+    note = "Each cell is the speed-up over the dense network, and the one that multiply-adds alone predict. "
     return table(("network, runtime", *names), rows) + f"\n\n{note}{said}"
 
 
@@ -176,10 +179,10 @@ def frontier_section() -> str:
     header = ("model", "network", "accuracy", "parameters removed", "milliseconds", "speed-up", "gain of latency")
     (ROOT / "docs" / "frontier.svg").write_text(frontier_picture(results))
     note = (
-        "One image in ONNX Runtime, right after pruning. `taylor` is how plans were made before scores were in units "
-        "of the loss. `shares` removes the same share of filters and basis vectors, as `compress` does by itself; "
-        "`params` and `latency` plan all ranks and widths, by parameters or time. The gain is the speed-up that "
-        "`latency` has at the same accuracy, over that of the row; there is none for networks that only guess."
+        "One image in ONNX Runtime, right after pruning. `taylor` plans by Taylor scores. `shares`, the default of "
+        "`compress`, removes the same share of filters and basis vectors. `params` and `latency` plan all ranks and "
+        "widths together, by parameters or time. The gain is the speed-up of `latency` relative to the row, at the "
+        "same accuracy; networks that only guess have none."
     )
     bar = load("frontier")["config"]["bar"]
     gains = {
@@ -191,8 +194,8 @@ def frontier_section() -> str:
     short = [f"{name} ({gain:.2f})" for name, gain in gains.items() if gain < bar]
     missed = [name for name in short if " taylor " in name]
     others = [name for name in short if " taylor " not in name]
-    note += f" Over `taylor` it is to be {bar}; that is missed by: {', '.join(missed) or 'none'}."
-    note += f" Over plans by the same scores it has no bar, and is less than {bar} for: {', '.join(others) or 'none'}."
+    note += f" Relative to `taylor`, it should be at least {bar}; missed by: {', '.join(missed) or 'none'}."
+    note += f" Relative to the others it has no target, and is below {bar} for: {', '.join(others) or 'none'}."
     figure = "![accuracy against milliseconds](frontier.svg)"
     return f"{figure}\n\n{table(header, frontier_rows(results))}\n\n{note}"
 
@@ -201,8 +204,8 @@ def basis_images_section() -> str:
     results = load("basis_images")["results"]
     rows = [(count, *(f"{value:.1f}" for value in found.values())) for count, found in results.items()]
     note = (
-        "How much more the cheaper half of a layer's vectors is worth on other training images than on those "
-        "of the basis: the median over the layers of the first, middle and last third of the network."
+        "The importance of the less important half of a layer's vectors on other training images, relative to their "
+        "importance on the images of the basis; the median over the layers of each third of the network."
     )
     return f"{table(('images', 'first', 'middle', 'last'), rows)}\n\n{note}"
 
@@ -210,8 +213,8 @@ def basis_images_section() -> str:
 def kernels_section() -> str:
     header = ("model", "network", "milliseconds", "explained", "the kinds of nodes that take most (how many)")
     note = (
-        "`explained` is what the network would take if all its multiply-adds, with channels padded to full blocks, "
-        "were as fast as those of the unpruned one on average."
+        "`explained` is the time that the network would take if its multiply-adds, with channels padded to full "
+        "blocks, were as fast as those of the unpruned network on average."
     )
     return f"{table(header, kernel_rows(load('kernels')['results']))}\n\n{note}"
 
@@ -240,8 +243,21 @@ def demo_runs_section() -> str:
     return table(("run", "parameters", "change", "a loss of at most 1 point"), rows)
 
 
+def picture(width: int, height: int, title: str, marks: Sequence[str]) -> str:
+    """An SVG in the colours of the report, light and dark."""
+    light, dark = ({name: pair[side] for name, pair in PALETTE.items()} for side in (0, 1))
+    rules = (
+        "text{{font:13px Inter,system-ui,sans-serif;fill:{muted}}}.b{{font-weight:600;fill:{accent}}}"
+        ".a{{fill:{accent}}}.f{{fill:{faint}}}.i{{fill:{ink}}}line{{stroke:{line}}}.d{{stroke:{accent};stroke-width:1.5;"
+        "stroke-dasharray:2 3}}.x{{stroke:{faint};stroke-width:1.8}}"
+    )
+    style = f"<style>{rules.format(**light)}@media(prefers-color-scheme:dark){{{rules.format(**dark)}}}</style>"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"><title>{title}</title>'
+    return "\n".join([f"{head}{style}", *marks, "</svg>\n"])
+
+
 def before_after_picture() -> str:
-    """Bars of the demo's network before and after, as an SVG in the colours of the report."""
+    """Bars of the demo's network before and after."""
     found = load("demo")["results"]
     before, after = found["before"], found["after"]
     bars = [
@@ -260,45 +276,67 @@ def before_after_picture() -> str:
         y, short = top + row * number, most * new / old
         marks += [
             f'<text x="{left - 12}" y="{y + 22}" text-anchor="end">{name}</text>',
-            f'<rect x="{left}" y="{y}" width="{most}" height="16" rx="3" fill="#94a3b8"/>',
+            f'<rect x="{left}" y="{y}" width="{most}" height="16" rx="3" class="f"/>',
             f'<text x="{left + most + 8}" y="{y + 13}">{was}</text>',
-            f'<rect x="{left}" y="{y + 18}" width="{short:.1f}" height="16" rx="3" fill="#2563eb"/>',
+            f'<rect x="{left}" y="{y + 18}" width="{short:.1f}" height="16" rx="3" class="a"/>',
             f'<text x="{left + short + 8:.1f}" y="{y + 31}" class="b">{now} ({new / old - 1:+.0%})</text>',
         ]
-    style = "<style>text{font:13px sans-serif;fill:#64748b}.b{font-weight:600;fill:#2563eb}</style>"
-    size = f'viewBox="0 0 660 {top + row * len(bars)}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{style}{"".join(marks)}</svg>\n'
+    return picture(660, top + row * len(bars), "The network of the demo before and after", marks)
 
 
 def demo_picture() -> str:
-    """Accuracy against parameters of every candidate of the search, as an SVG."""
+    """Accuracy against parameters of every candidate of the search, on an axis of logarithms, with the budget."""
     rows = load("demo")["results"]["candidates"]
-    width, height, left, top = 660, 300, 60, 20
-    inner_width, inner_height = width - left - 30, height - top - 50
-    most, least = max(row["parameters"] for row in rows), min(row["accuracy"] for row in rows)
-    best = max(row["accuracy"] for row in rows)
+    width, height, left, top = 660, 320, 78, 24
+    across, down, right = width - left - 24, height - top - 56, 24
+    smallest, largest = (end(row["parameters"] for row in rows) for end in (min, max))
+    low, high = math.log10(0.8 * smallest), math.log10(1.25 * largest)
+    accuracies, budget = [row["accuracy"] for row in rows], rows[0]["accuracy"] - 0.01
+    highest = max(*accuracies, budget)
+    lowest = max(min(*accuracies, budget), budget - 2 * max(highest - budget, 0.01))  # hopeless ones squeeze the others
+    below = sum(each < lowest for each in accuracies)
+    room = 0.08 * (highest - lowest)
 
-    def place(row: dict[str, Any]) -> tuple[float, float]:
-        share = (row["accuracy"] - least) / max(best - least, 1e-9)
-        return left + inner_width * row["parameters"] / most, top + inner_height * (1 - share)
+    def x(parameters: float) -> float:
+        return left + across * (math.log10(parameters) - low) / (high - low)
 
-    marks = [
-        f'<line x1="{left}" y1="{top + inner_height}" x2="{width - 30}" y2="{top + inner_height}"/>',
-        f'<line x1="{left}" y1="{top}" x2="{left}" y2="{top + inner_height}"/>',
-        f'<text x="{left + inner_width / 2}" y="{height - 8}" text-anchor="middle">parameters</text>',
-        f'<text x="{left - 8}" y="{top + 8}" text-anchor="end">{best:.0%}</text>',
-        f'<text x="{left - 8}" y="{top + inner_height}" text-anchor="end">{least:.0%}</text>',
+    def y(accuracy: float) -> float:
+        return top + down * float((highest + room - accuracy) / (highest - lowest + 2 * room))
+
+    marks = []
+    for tick in (part * 10**decade for decade in range(3, 9) for part in (1, 2, 5)):
+        if low <= math.log10(tick) <= high:
+            said = f"{tick / 1e6:g}M" if tick >= 1e6 else f"{tick / 1e3:g}k"
+            marks.append(f'<line x1="{x(tick):.1f}" y1="{top}" x2="{x(tick):.1f}" y2="{top + down}"/>')
+            marks.append(f'<text x="{x(tick):.1f}" y="{top + down + 18}" text-anchor="middle">{said}</text>')
+    step = next(each for each in (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2) if (highest - lowest) / each <= 6)
+    for count in range(math.ceil((lowest - room) / step), math.floor((highest + room) / step) + 1):
+        level = y(count * step)
+        marks.append(f'<line x1="{left}" y1="{level:.1f}" x2="{width - right}" y2="{level:.1f}"/>')
+        marks.append(f'<text x="{left - 8}" y="{level + 4:.1f}" text-anchor="end">{count * step:.1%}</text>')
+    level = y(budget)
+    marks += [
+        f'<text x="{left + across / 2}" y="{height - 8}" text-anchor="middle">parameters</text>',
+        f'<text transform="translate(16 {top + down / 2}) rotate(-90)" text-anchor="middle">validation accuracy</text>',
+        f'<line x1="{left}" y1="{level:.1f}" x2="{width - right}" y2="{level:.1f}" class="d"/>',
+        f'<text x="{left + 4}" y="{level - 5:.1f}" class="b">budget</text>',
+        f'<text x="{left + 4}" y="{top + down - 6}">{f"{below} below {lowest:.0%} not shown" if below else ""}</text>',
     ]
-    for number, row in enumerate(rows):
-        x, y = place(row)
-        colour = "#94a3b8" if number == 0 or not row["passed"] else "#2563eb"
-        marks.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{8 if row["chosen"] else 5}" fill="{colour}"/>')
+    for number, row in enumerate(row for row in rows if row["accuracy"] >= lowest):
+        at, of = x(row["parameters"]), y(row["accuracy"])
         name = "unpruned" if number == 0 else "chosen" if row["chosen"] else ""
-        label = f"{name}, {row['parameters'] / 1e6:.2f}M" if name else ""
-        side, anchor = (-12, "end") if x > width / 2 else (12, "start")
-        marks.append(f'<text x="{x + side:.1f}" y="{y + 20:.1f}" text-anchor="{anchor}">{label}</text>')
-    style = "<style>text{font:13px sans-serif;fill:#64748b}line{stroke:#94a3b8}</style>"
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">{style}{"".join(marks)}</svg>\n'
+        if number == 0:
+            marks.append(f'<path d="M{at:.1f} {of - 7:.1f}l7 7l-7 7l-7-7z" class="i"/>')
+        elif not row["passed"]:
+            marks.append(f'<path d="M{at - 4:.1f} {of - 4:.1f}l8 8m0-8l-8 8" class="x"/>')
+        else:
+            marks.append(f'<circle cx="{at:.1f}" cy="{of:.1f}" r="{8 if name else 5}" class="a"/>')
+        if name:
+            anchor, side = ("end", -12) if at > width / 2 else ("start", 12)
+            said = f"{name}, {row['parameters'] / 1e6:.2f}M"
+            under = of - 12 if of > top + 30 else of + 20
+            marks.append(f'<text x="{at + side:.1f}" y="{under:.1f}" text-anchor="{anchor}">{said}</text>')
+    return picture(width, height, "Accuracy and parameters of all candidates of the demo", marks)
 
 
 def faults_section() -> str:
@@ -317,8 +355,7 @@ def faults_section() -> str:
     wrong = sum(count["wrong"] for count in counts.values())
     said = (
         f"The run has {new} file operations in a new folder and {again} in one with a finished result. "
-        f"{len(found):,} faults, {wrong} of them with a result that was lost "
-        "or different, a traceback or a hang:"
+        f"In {wrong} of {len(found):,} faults, a result was lost or different, or there was a traceback or a hang:"
     )
     header = ("fault", "placed at", "number", "same answer", "refused by name", "wrong")
     return f"{said}\n\n{table(header, rows)}"
@@ -330,7 +367,7 @@ def fuzz_section() -> str:
         (name, str(counts.get("read", 0)), str(counts.get("refused", 0)), str(counts.get("wrong", 0)))
         for name, counts in found["by target"].items()
     ]
-    said = f"The fuzzer read {found['files']:,} spoilt files in {config['seconds'] / 60:.0f} minutes:"
+    said = f"The fuzzer read {found['files']:,} corrupted files in {config['seconds'] / 60:.0f} minutes:"
     return f"{said}\n\n{table(('file', 'read', 'refused', 'wrong'), rows)}"
 
 
@@ -363,7 +400,7 @@ def runtimes_section() -> str:
         f"({each['low']:.2f} to {each['high']:.2f} in the middle half of the rounds)"
         for name, each in found.get("OpenVINO against ONNX Runtime", {}).items()
     ]
-    said = f"ONNX Runtime and OpenVINO on the same graphs, in turns: {'; '.join(faster)}." if faster else ""
+    said = f"ONNX Runtime and OpenVINO on the same graphs, alternating: {'; '.join(faster)}." if faster else ""
     return f"{table(header, rows)}\n\nWith {versions}.{missing} {said}".rstrip()
 
 
@@ -397,6 +434,94 @@ def large_data_section() -> str:
     return f"{table(header, rows)}\n\n{said} Generated from `benchmarks/large_data.py`."
 
 
+def measured_page() -> str:
+    """Every benchmark: what it asks, its table, and a summary before all of them."""
+    parts = ["# Measurements", "", summary_section(), ""]
+    for title, (about, section) in SECTIONS.items():
+        parts += [f"## {title}", "", about, "", section(), ""]
+    return "\n".join(parts)
+
+
+def summary_section() -> str:
+    """The findings of the page in a few lines, each with a link."""
+    ratios = load("step")["results"], load("prune")["results"]
+    latency = [row for found in load("latency")["results"].values() for row in found.values() if row["bar"] > 0]
+    gains = [
+        row["gain"]
+        for networks in load("frontier")["results"].values()
+        for name, row in networks.items()
+        if name.startswith("taylor") and row.get("gain") is not None
+    ]
+    names = {"resnet50": "ResNet-50", "densenet121": "DenseNet-121"}
+    pruning = " and ".join(f"{found['pruning']:.2f} ({names.get(name, name)})" for name, found in ratios[1].items())
+    records = [json.loads(line) for line in (RESULTS / "coverage.jsonl").read_text().splitlines()]
+    found = load("best")["results"]
+    quick, best = (found[f"efficientnet_lite0, cifar10, {recipe}, seed 0"]["pruned"] for recipe in ("quick", "best"))
+    return "\n".join(
+        [
+            "Numbers behind the defaults: what each choice gains, how fast networks become, and what did not help.",
+            "",
+            f"- **Speed-up.** {sum(row['reached'] for row in latency)} of {len(latency)} combinations of network, "
+            "runtime and ratio reach the speed-up that we require, given their multiply-adds "
+            "([latency](#latency-at-128x128-on-one-thread)).",
+            f"- **Planning by latency** is {min(gains):.1f} to {max(gains):.1f} times as fast as planning by Taylor "
+            "scores, at the same accuracy ([accuracy against time](#accuracy-against-time)).",
+            f"- **Longer training.** On CIFAR-10, the recipe `best` reaches {best:.1%} where `quick` reaches "
+            f"{quick:.1%} ([quick and best](#ten-times-the-training-the-recipes-quick-and-best)).",
+            f"- **Cost of the method.** A training step of decomposed ResNet-50 runs at {ratios[0]['speed']:.2f} of "
+            f"the plain network's speed, with {ratios[0]['memory']:.2f} times its memory. Pruning filters "
+            f"takes {pruning} of torch-pruning's time ([speed and memory](#speed-and-memory)).",
+            f"- **Coverage.** The filters of {sum(record['ok'] for record in records)} of {len(records)} networks of "
+            "timm and torchvision can be pruned ([coverage](#coverage-of-filter-pruning)).",
+            "",
+            "`python benchmarks/tables.py` makes this page from `benchmarks/results/`; "
+            "`benchmarks/README.md` says how to repeat each measurement.",
+        ]
+    )
+
+
+SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
+    "Training norms, scales and classifier": (
+        "How far does the paper's training get, against a logistic regression on the frozen features? 2,000 training "
+        "images at 64x64, accuracy on 1,000 test images.",
+        recipe_section,
+    ),
+    "Normalising scores": (
+        "Should scores be normalised within each layer? Accuracy right after pruning, with parameters; each layer "
+        "keeps at least 5% of its vectors.",
+        plan_section,
+    ),
+    "A minimum share in each layer": (
+        "Should each layer keep a minimum share of its vectors? Accuracy right after pruning.",
+        shares_section,
+    ),
+    "Distributing basis vectors among layers": (
+        "Which plan is best when scores are in units of the loss?",
+        allocation_section,
+    ),
+    "Scores and compensation": (
+        "What do smaller batches for the scores gain, and compensation? Accuracy right after pruning.",
+        scores_section,
+    ),
+    "Images for the loss basis": ("How many images does the basis need?", basis_images_section),
+    "Searches: steps by the expected loss against halving": (
+        "How should a search choose its next candidate?",
+        search_section,
+    ),
+    "Ten times the training: the recipes quick and best": ("What does longer training gain?", best_section),
+    "Averages of the weights": ("Does a moving average of the weights help? Not clearly.", averages_section),
+    "L1 norms of decomposed layers": (
+        "Of which weights should the L1 score be? Accuracy right after pruning.",
+        l1_section,
+    ),
+    "Speed and memory": ("What does the method itself cost?", ratios_section),
+    "Latency at 128x128 on one thread": ("How much faster are pruned networks?", latency_section),
+    "Accuracy against time": ("Which way of planning gives the fastest network for an accuracy?", frontier_section),
+    "Where the time goes": ("Why is the speed-up smaller than the multiply-adds suggest?", kernels_section),
+    "Coverage of filter pruning": ("Which networks can be pruned?", coverage_section),
+}
+
+
 def fill(path: Path, name: str, text: str) -> None:
     """Replaces what is between the marks of that name in the file."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
@@ -414,6 +539,7 @@ def take_demo(folder: Path) -> None:
     times = [(row.label, row.before, row.after) for row in comparison(summary) if row.key == "latency_ms"]
     results = asdict(summary.test) | {"verdict": summary.verdict, "latency": times, "candidates": candidates}
     write_result("demo", {"command": "basisprune demo"}, results)
+    shutil.copyfile(folder / "summary.json", RESULTS / "demo_summary.json")
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is not None:
         with tempfile.TemporaryDirectory() as profile:
@@ -429,27 +555,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.demo is not None:
         take_demo(options.demo)
-    sections = {
-        "Training norms, scales and classifier on 2,000 images at 64x64, accuracy on 1,000 test images": recipe_section,
-        "Plans: accuracy right after pruning, and parameters, by normalisation (floor 0.05)": plan_section,
-        "Plans: accuracy right after pruning, by the minimum share kept in each layer": shares_section,
-        "How basis vectors are shared out among layers, by the loss": allocation_section,
-        "Scores and compensation: accuracy right after pruning": scores_section,
-        "Images that the loss basis is made from": basis_images_section,
-        "Searches: steps by the expected loss against halving": search_section,
-        "Ten times the training: the recipes quick and best": best_section,
-        "Averages of the weights": averages_section,
-        "L1 norms of decomposed layers: accuracy right after pruning": l1_section,
-        "Speed and memory": ratios_section,
-        "Latency at 128x128 on one thread": latency_section,
-        "Accuracy against time: planned by Taylor scores, by shares, by parameters and by time": frontier_section,
-        "Where the time goes": kernels_section,
-        "Coverage of filter pruning": coverage_section,
-    }
-    parts = ["# Measured", "", "Generated by `python benchmarks/tables.py` from `benchmarks/results/`.", ""]
-    for title, section in sections.items():
-        parts += [f"## {title}", "", section(), ""]
-    (ROOT / "docs" / "measured.md").write_text("\n".join(parts))
+    (ROOT / "docs" / "measured.md").write_text(measured_page())
     (ROOT / "docs" / "demo.svg").write_text(demo_picture())
     (ROOT / "docs" / "before-after.svg").write_text(before_after_picture())
     fill(ROOT / "docs" / "guarantees.md", "numbers", f"{faults_section()}\n\n{fuzz_section()}")

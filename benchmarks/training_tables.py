@@ -13,10 +13,12 @@ def search_section() -> str:
     rows = []
     for cell, found in results.items():
         numbers = (f"{found['parameters']:,}", f"{100 * found['test drop']:.1f}", str(found["seconds"]))
-        rows.append((cell, str(found["candidates"]), *numbers))
+        name = cell.replace("anew", "each from the unpruned").replace("the last,", "the last that passed,")
+        rows.append((name, str(found["candidates"]), *numbers))
     note = (
-        "EfficientNet-Lite0 at 32x32, a budget of one point, judged by the validation images. Where shares are halved, "
-        "the tuning of a candidate ends as soon as it passes; `benchmarks/search.py`."
+        "EfficientNet-Lite0 at 32x32, a budget of one point on the validation images. Candidates are pruned from the "
+        "last that passed, or each from the unpruned network. Where shares are halved, tuning ends as soon as a "
+        "candidate passes (`benchmarks/search.py`)."
     )
     return f"{table(header, rows)}\n\n{note}"
 
@@ -29,8 +31,8 @@ def best_section() -> str:
         accuracies = (f"{found[network]:.1%}" for network in ("unpruned", "pruned"))
         rows.append((cell, *accuracies, f"{found['parameters']:,}", passes, str(found["seconds"])))
     note = (
-        "At 32x32, images but digits mirrored in training, 65 % of the filters and then of the basis vectors removed, "
-        "accuracy on 5,000 test images; the seconds are those of pruning and tuning; `benchmarks/best.py`."
+        "At 32x32, with 65% of the filters and then of the basis vectors removed; all images except digits are "
+        "mirrored in training. Accuracy on 5,000 test images; seconds of pruning and tuning (`benchmarks/best.py`)."
     )
     return f"{table(header, rows)}\n\n{note}"
 
@@ -45,8 +47,8 @@ def averages_section() -> str:
     gains = {decay: mean(found[decay] - found["last"] for found in results.values()) for decay in decays}
     rows.append(("mean", "", *(f"{100 * gain:+.1f}" for gain in gains.values())))
     note = (
-        "The recipe `quick` at 32x32, half of the filters and then of the basis vectors removed: accuracy on 5,000 "
-        "test images with the weights that the tuning ends with, and how many points more with their moving average "
-        "of that decay; `benchmarks/averages.py`."
+        "The recipe `quick` at 32x32, with half of the filters and then of the basis vectors removed: accuracy on "
+        "5,000 test images with the final weights, and the points gained by a moving average with each decay "
+        "(`benchmarks/averages.py`)."
     )
     return f"{table(('network, data', 'last', *decays), rows)}\n\n{note}"

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import studies
+
 DEFAULT = "default"
 MODELS = {"resnet50": "ResNet-50", "vgg16": "VGG-16", "densenet121": "DenseNet-121"}
 DATASETS = {"fashion_mnist": "Fashion-MNIST", "mnist": "MNIST", "cifar10": "CIFAR-10"}
@@ -69,16 +71,15 @@ class Cell:
         return sum(len(candidate["history"]) for candidate in self.candidates[1:])  # the first is the unpruned one
 
 
-def read_cells(folder: Path, pattern: str = "*.json") -> tuple[Cell, ...]:
-    """All results in the folder, sorted by seed; exits with a hint if there are none."""
+def read_cells(study: Path) -> tuple[Cell, ...]:
+    """All results of the study, sorted by seed; exits with a hint if there are none."""
     names = {field.name for field in fields(Cell)}
     found = []
-    for path in sorted(folder.glob(pattern)):
-        record = json.loads(path.read_text())
+    for record in studies.read(study).values():
         values = {key: value for key, value in record.items() if key in names} | {"seed": int(record["seed"])}
         found.append(Cell(**{"result": record["baseline"]} | values))
     if not found:
-        raise SystemExit(f"{folder}: no results there; create them with `python experiments/run.py --assets DIR`")
+        raise SystemExit(f"{study}: no results there; create them with `python experiments/run.py --assets DIR`")
     return tuple(sorted(found, key=lambda cell: cell.seed))
 
 

@@ -3,8 +3,8 @@
     python experiments/field.py --assets DIR [--models efficientnet_lite0 ...] [--datasets cifar10 ...]
                                 [--methods ours ...] [--seeds 0 1 2] [--sizes 2]
 
-Each cell (network, dataset, method, size, rate, seed) is written to <results>/field/ as soon as it is done, and skipped
-when it is there, so that a run that was stopped goes on. All methods are given the same time to tune: it is counted
+Each cell (network, dataset, method, size, rate, seed) is written to results/field.jsonl as soon as it is done, and
+skipped when it is there, so that a run that was stopped goes on. All methods are given the same time to tune, counted
 in passes of the unpruned network with all its weights, measured beside each network. Learning rates are swept at a
 method's first size with seed 0, and the best by the validation images serves all its other cells.
 With --retime, nothing is trained: deployed files in <runs>/onnx/ are timed again, for when the machine is quiet.
@@ -14,7 +14,6 @@ With --retime, nothing is trained: deployed files in <runs>/onnx/ are timed agai
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import time
 from collections.abc import Iterator
@@ -25,17 +24,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import studies
 import torch
 from field_bench import IMAGES, SIDE, START_PASSES, TEST_IMAGES, TUNE_PASSES, VAL_IMAGES, Bench, timed
 from field_methods import DATASETS, METHODS, Method, Size, start
 from field_points import best_rates
 
 from basisprune.deploy.fold import merge_full_rank
-from basisprune.files import write_text
 from basisprune.torchkit.watching import example_input
 from basisprune.transfer.model import spec_of
 
-RESULTS = Path(__file__).parent / "results" / "field"
+RESULTS = Path(__file__).parent / "results" / "field.jsonl"
 MODELS = ("efficientnet_lite0", "resnet50")
 
 
@@ -51,11 +50,11 @@ class Cell:
     seed: int
 
     @property
-    def file(self) -> str:
+    def name(self) -> str:
         """The name of its result."""
         rate = () if self.rate is None else (f"rate{self.rate:g}",)
         parts = (self.model, self.dataset, self.method, "+".join(f"{part:g}" for part in self.size), *rate, self.seed)
-        return "-".join(map(str, parts)).replace(" ", "_").replace(",", "") + ".json"
+        return "-".join(map(str, parts)).replace(" ", "_").replace(",", "")
 
 
 def sweep(method: Method) -> list[Cell]:
@@ -70,7 +69,8 @@ def sweep(method: Method) -> list[Cell]:
 
 def best_rate(cells: list[Cell], results: Path) -> float | None:
     """The rate that is best on the validation images of these cells; None where there are no cells."""
-    (rate,) = best_rates(json.loads((results / cell.file).read_text()) for cell in cells).values() or (None,)
+    found = studies.read(results) if cells else {}
+    (rate,) = best_rates(found[cell.name] for cell in cells).values() or (None,)
     return rate
 
 
@@ -111,21 +111,20 @@ def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
 
 def onnx_file(cell: Cell, runs: Path) -> Path:
     """Where the cell's deployed network goes."""
-    return runs / "onnx" / Path(cell.file).with_suffix(".onnx")
+    return runs / "onnx" / f"{cell.name}.onnx"
 
 
 def retime(results: Path, assets: Path, runs: Path) -> None:
     """Times all deployed files that are there once more, and writes that into their results."""
-    for path in sorted(results.glob("*.json")):
-        record = json.loads(path.read_text())
+    for name, record in studies.read(results).items():
         names = {field.name: record[field.name] for field in fields(Cell)}
         cell = Cell(**names | {"size": tuple(record["size"])})
         file = onnx_file(cell, runs)
         if file.exists():
             ms, clock_ms = timed(file.read_bytes(), side_of(cell), assets)
-            record["point"] |= {"ms": ms, "clock_ms": clock_ms}
-            write_text(path, json.dumps(record) + "\n")
-            log(f"{path.stem}: {ms:.3f} ms, clock {clock_ms:.3f} ms")
+            point = record["point"] | {"ms": ms, "clock_ms": clock_ms}
+            studies.add(results, name, {**record, "point": point})
+            log(f"{name}: {ms:.3f} ms, clock {clock_ms:.3f} ms")
 
 
 @cache
@@ -186,11 +185,10 @@ def main() -> None:
         retime(options.results, options.assets, options.runs)
         return
     for cell in wanted(options):
-        path = options.results / cell.file
-        if path.exists():
+        if cell.name in studies.read(options.results):
             continue
         record = run(cell, options.assets, options.runs)
-        write_text(path, json.dumps(record) + "\n")
+        studies.add(options.results, cell.name, record)
         point = record["point"]
         log(
             f"{cell.dataset} {cell.method} {cell.size} rate {cell.rate} seed {cell.seed}: "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any, Literal
+
+import studies
 
 Cost = Literal["parameters", "macs", "ms"]
 Record = dict[str, Any]
@@ -44,12 +45,12 @@ class Mean:
         return float(getattr(self, axis))
 
 
-def read_records(folder: Path) -> list[Record]:
-    """All results in the folder; exits with a hint where there are none."""
-    records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    if not records:
-        raise SystemExit(f"{folder}: no results there; make some with `python experiments/field.py --assets DIR`")
-    return records
+def read_records(study: Path) -> list[Record]:
+    """All results of the study; exits with a hint where there are none."""
+    found = list(studies.read(study).values())
+    if not found:
+        raise SystemExit(f"{study}: no results there; make some with `python experiments/field.py --assets DIR`")
+    return found
 
 
 def swept_rates(records: Iterable[Record]) -> dict[tuple[str, str], dict[float | None, float]]:

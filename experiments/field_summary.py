@@ -1,7 +1,8 @@
-"""The tables, verdicts and figures of docs/field.md and of the README, from the JSON results; nothing is run here.
+"""The tables, verdicts and figures of docs/field.md and of the README, from the results; nothing is run here.
 
-    python experiments/field_summary.py [--results experiments/results/field] [--parts experiments/results/parts]
-                                        [--page docs/field.md] [--readme README.md]
+    python experiments/field_summary.py [--results experiments/results/field.jsonl]
+                                        [--parts experiments/results/parts.jsonl] [--page docs/field.md]
+                                        [--readme README.md]
 
 The pages keep their text: only what is between their markers is replaced. Figures go into a folder beside the first.
 """
@@ -15,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from statistics import mean
 
+import studies
 from cells import DATASETS
 from field_figures import MODEL_NAMES, field_figure
 from field_points import Cost, Mean, Record, cost_at, frontier, mean_points, read_records, swept_rates
@@ -27,6 +29,7 @@ from basisprune.files import write_text
 ROOT = Path(__file__).parent.parent
 BARS: dict[Cost, float] = {"parameters": 0.6, "ms": 0.7}
 QUICK_BAR = 0.7
+MINUS = "\u2212"
 SMALL = "efficientnet_lite0"
 BEST, RIVALS = "best rival", ("rival", "small", "unpruned")
 UNITS: dict[Cost, str] = {"parameters": "parameters", "macs": "multiply-adds", "ms": "milliseconds"}
@@ -65,7 +68,7 @@ def verdicts(points: Sequence[Mean]) -> list[Verdict]:
     for model in MODEL_NAMES:
         mine = [point for point in ours if point.model == model]
         found += [
-            Verdict("today's quick", old, "parameters", cost_at(mine, old.accuracy, "parameters"), QUICK_BAR)
+            Verdict("old `quick`", old, "parameters", cost_at(mine, old.accuracy, "parameters"), QUICK_BAR)
             for old in frontier((p for p in points if p.kind == "quick" and p.model == model), "parameters")
         ]
     found += [
@@ -78,7 +81,7 @@ def verdicts(points: Sequence[Mean]) -> list[Verdict]:
 
 
 def same_seeds(records: Sequence[Record], dataset: str) -> list[Verdict]:
-    """The bars on a dataset, of each other network against ours in the mean over the seeds that it was run with.
+    """The bars on a dataset, of each other network against ours averaged over the seeds that it was run with.
 
     A rival that another one beats on the seeds that both have is left out, however many seeds they have.
     """
@@ -129,18 +132,51 @@ def verdict_table(records: Sequence[Record]) -> str:
                     "holds" if verdict.holds else "**does not hold**",
                 ]
             )
-    header = ("Dataset", "Against", "Method", "Seeds", "Accuracy", "Of", "Theirs", "Ours", "Ratio", "Bar", "Verdict")
-    return f"{table(header, rows)}\n\n{held} of {count} hold."
+    header = (
+        "Dataset",
+        "Against",
+        "Method",
+        "Seeds",
+        "Accuracy",
+        "Cost",
+        "Theirs",
+        "Ours",
+        "Ratio",
+        "Required",
+        "Verdict",
+    )
+    return f"{table(header, rows)}\n\n{held} of {count} comparisons hold."
 
 
 def named(point: Mean) -> str:
-    """The method with what it was given.
+    """Name the method with its size, in the words of the page.
 
     >>> named(Mean(SMALL, "mnist", "l1", "rival", (0.3,), (0,), 0, (0, 0), 0, 0, 0, 0, None))
-    'l1 0.3'
+    'L1, −30%'
+    >>> named(Mean("resnet50", "mnist", "ours, by time", "ours", (0.7,), (0,), 0, (0, 0), 0, 0, 0, 0, None))
+    'ours at 70% lower latency, from ResNet-50'
     """
     origin = "" if point.model == SMALL else f", from {MODEL_NAMES.get(point.model, point.model)}"
-    return f"{point.method} {' + '.join(f'{part:g}' for part in point.size)}{origin}"
+    return f"{_sized(titled(point.method), point.size)}{origin}"
+
+
+def _sized(method: str, size: tuple[float, ...]) -> str:
+    if method.startswith("ours, by time"):
+        return f"ours at {size[0]:.0%} lower latency{method.removeprefix('ours, by time')}"
+    if len(size) == 2:
+        return f"{method}, {MINUS}{size[0]:.0%} filters, {MINUS}{size[1]:.0%} ranks"
+    return f"{method}, {size[0]:g} pixels" if size[0] > 1 else f"{method}, {MINUS}{size[0]:.0%}"
+
+
+def titled(method: str) -> str:
+    """Spell a method as its authors do.
+
+    >>> titled("torch-pruning taylor, by layer")
+    'torch-pruning Taylor, by layer'
+    """
+    names = {"hrank": "HRank", "l1": "L1", "truncated svd": "truncated SVD", "quick": "old `quick`"}
+    first, *rest = method.replace(" taylor", " Taylor").split(", ")
+    return ", ".join([names.get(first, first), *rest])
 
 
 def shown(axis: Cost, cost: float) -> str:
@@ -171,7 +207,7 @@ def point_table(points: Iterable[Mean]) -> str:
     rows = [
         [
             MODEL_NAMES.get(point.model, point.model),
-            named(point).split(", from")[0],
+            _sized(titled(point.method), point.size),
             percent(point.accuracy),
             f"{percent(point.interval[0])} to {percent(point.interval[1])}",
             "" if point.untuned is None else percent(point.untuned),
@@ -223,12 +259,12 @@ def rate_table(records: Sequence[Record]) -> str:
                 bold(f"{rate:g}: {percent(rates[rate])}", rate == best)
                 for rate in sorted(rates, key=lambda rate: rate or 0.0)
             ]
-            rows.append([MODEL_NAMES.get(model, model), method, ", ".join(texts)])
-    return table(("Network", "Method", "Rate of the weights: accuracy"), rows)
+            rows.append([MODEL_NAMES.get(model, model), titled(method), ", ".join(texts)])
+    return table(("Network", "Method", "Learning rate of the weights: accuracy"), rows)
 
 
 def settings_table(records: Sequence[Record]) -> str:
-    """What all cells have in common."""
+    """The settings that all runs share."""
     first = records[0]
     config, tuning = first["config"], first["config"]["tuning"]
     hours = sum(record["processor_seconds"] for record in records) / 3600
@@ -240,7 +276,7 @@ def settings_table(records: Sequence[Record]) -> str:
         ],
         "batch size, optimiser": [str(tuning["batch_size"]), tuning["optimizer"]],
         "learning rate of norms, scales and classifier": [f"{tuning['lr']:g}"],
-        "cells, hours of one core": [str(len(records)), f"{hours:.1f}"],
+        "runs, hours of one core": [str(len(records)), f"{hours:.1f}"],
         "machine": [first["device"]],
         "versions": [f"{name} {value}" for name, value in first["versions"].items()],
     }
@@ -258,12 +294,13 @@ def write_pages(results: Path, parts: Path, page: Path, readme: Path) -> None:
         write_text(folder / f"{dataset}.svg", field_figure(points, dataset))
     tables = [f"### {DATASETS[d]}\n\n{point_table(p for p in points if p.dataset == d)}" for d in here]
     blocks = {
+        "overview": overview(points),
         "settings": settings_table(records),
         "verdicts": verdict_table(records),
         "figures": "\n\n".join(f"![{DATASETS[dataset]}]({folder.name}/{dataset}.svg)" for dataset in here),
         "tables": "\n\n".join(tables),
         "rates": rate_table(records),
-        "parts": parts_tables(read_records(parts) if any(parts.glob("*.json")) else []),
+        "parts": parts_tables(list(studies.read(parts).values())),
     }
     write_text(page, fill(page.read_text(), blocks))
     write_text(readme, fill(readme.read_text(), {"field": overview(points)}))
@@ -271,9 +308,9 @@ def write_pages(results: Path, parts: Path, page: Path, readme: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=ROOT / "experiments" / "results" / "field")
+    parser.add_argument("--results", type=Path, default=ROOT / "experiments" / "results" / "field.jsonl")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "field.md")
-    parser.add_argument("--parts", type=Path, default=ROOT / "experiments" / "results" / "parts")
+    parser.add_argument("--parts", type=Path, default=ROOT / "experiments" / "results" / "parts.jsonl")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     options = parser.parse_args()
     write_pages(options.results, options.parts, options.page, options.readme)

@@ -13,8 +13,9 @@ from sections import ablations, dataset_table, efforts, longer, settings, table4
 
 def write_page(results: Path, preset: str, page: Path) -> None:
     """Fills the page's blocks with tables of the preset's results, and writes the figures they refer to."""
-    cells, at_one_ratio = read_cells(results / preset), results / preset / "ablations"
-    variants = read_cells(at_one_ratio, "*/*.json") if at_one_ratio.exists() else ()
+    cells = read_cells(results / f"{preset}.jsonl")
+    at_one_ratio = sorted(results.glob(f"{preset}-*.jsonl"))
+    variants = tuple(cell for study in at_one_ratio for cell in read_cells(study))
     with_scales = (*variants, *cells)
     figures = draw_candidates(cells) | draw_scales(with_scales)
     folder = page.with_suffix("")

@@ -4,7 +4,7 @@
                                 [--parts basis ...] [--seeds 0 1] [--shares 0.75]
 
 The protocol is that of `field.py`, shorter and at 32 pixels. By default half of the filters, then of the basis vectors,
-go; the more go, the more it matters which ones do. Each cell is written to <results>/parts/ as soon as it is
+go; the more go, the more it matters which ones do. Each cell is written to results/parts.jsonl as soon as it is
 done, and skipped when it is there. `python experiments/field_summary.py` makes a table of docs/field.md of the results.
 DIR is described in benchmarks/backbones.py.
 """
@@ -12,7 +12,6 @@ DIR is described in benchmarks/backbones.py.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +20,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import studies
 import torch
 from field import MODELS, device, log, versions
 from field_bench import IMAGES, START_PASSES, Bench
@@ -30,11 +30,10 @@ from torch import nn
 from basisprune import Augment, TrainConfig, measure, predict
 from basisprune.budget.planning import CostPlanner
 from basisprune.deploy.fold import deploy, merge_full_rank
-from basisprune.files import write_text
 from basisprune.torchkit.watching import example_input
 from basisprune.transfer.model import spec_of
 
-RESULTS = Path(__file__).parent / "results" / "parts"
+RESULTS = Path(__file__).parent / "results" / "parts.jsonl"
 SIDE, TUNE_PASSES = 32, 3.0
 HALF = 0.5
 """The share of the filters, and then of the basis vectors, that goes if nothing else is said."""
@@ -143,10 +142,10 @@ class Cell:
     share: float = HALF
 
     @property
-    def file(self) -> str:
+    def name(self) -> str:
         """The name of its result."""
         share = () if self.share == HALF else (f"{self.share:g}",)
-        return "-".join((self.model, self.dataset, self.part, *share, str(self.seed))).replace(" ", "_") + ".json"
+        return "-".join((self.model, self.dataset, self.part, *share, str(self.seed))).replace(" ", "_")
 
     @property
     def ours(self) -> Cell:
@@ -209,19 +208,18 @@ def main() -> None:
     places = product(options.seeds, options.models, options.datasets, options.shares, options.parts)
     for seed, model, dataset, share, part in places:
         cell = Cell(model, dataset, part, seed, share)
-        path = options.results / cell.file
-        if path.exists():
+        done = studies.read(options.results)
+        if cell.name in done:
             continue
         passes = None
         if cell != cell.ours and PARTS[part].same_passes:
-            ours = options.results / cell.ours.file
-            if not ours.exists():
-                raise SystemExit(f"{ours}: not there; run the part 'ours' first, which says how many passes there are")
-            passes = json.loads(ours.read_text())["passes"]
+            if cell.ours.name not in done:
+                raise SystemExit(f"{cell.ours.name}: not there; run the part 'ours' first, which counts the passes")
+            passes = done[cell.ours.name]["passes"]
         record = run(cell, options.assets, options.runs, passes)
-        write_text(path, json.dumps(record) + "\n")
+        studies.add(options.results, cell.name, record)
         log(
-            f"{cell.file}: {record['accuracy']:.4f} (untuned {record['untuned']:.4f}) "
+            f"{cell.name}: {record['accuracy']:.4f} (untuned {record['untuned']:.4f}) "
             f"{record['parameters'] / 1e6:.3f}M {record['passes']} passes {record['seconds']:.0f} s"
         )
 

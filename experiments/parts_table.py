@@ -23,7 +23,10 @@ def parts_tables(records: Sequence[Record]) -> str:
     by_share: dict[float, list[Record]] = {}
     for record in records:
         by_share.setdefault(record["config"]["size"][0], []).append(record)
-    tables = [f"### Without {share:.0%} of both\n\n{parts_table(by_share[share])}" for share in sorted(by_share)]
+    tables = [
+        f"### {share:.0%} of the filters and of the basis vectors removed\n\n{parts_table(by_share[share])}"
+        for share in sorted(by_share)
+    ]
     return "\n\n".join(tables) or "Not run."
 
 
@@ -48,7 +51,7 @@ def parts_table(records: Sequence[Record]) -> str:
         rows.append((*texts, *gains, *untuned, f"{size:.2f}", str(len(cells))))
     names = [MODEL_NAMES[model] for model in models]
     return table(
-        ("Part", "Ours", "Instead", *names, *(f"{name}, untuned" for name in names), "Parameters", "Cells"), rows
+        ("Part", "Ours", "Instead", *names, *(f"{name}, untuned" for name in names), "Parameters", "Runs"), rows
     )
 
 

@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import studies
 import torch
 from promise_ladder import Ladder, Rung
 from torch.utils.data import ConcatDataset
@@ -34,7 +35,7 @@ from basisprune.recipes import RECIPES
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from backbones import build  # the benchmarks use them too
 
-RESULTS = Path(__file__).parent / "results" / "promise"
+RESULTS = Path(__file__).parent / "results" / "promise.jsonl"
 DATASETS = ("fashion_mnist", "mnist", "cifar10")
 PACKAGES = ("basisprune", "torch", "timm", "numpy")
 
@@ -127,11 +128,10 @@ def main() -> None:
     torch.set_num_threads(1)
     for seed in options.seeds:
         for dataset in options.datasets:
-            path = options.results / f"{dataset}-{seed}.json"
-            if not path.exists():
+            if f"{dataset}-{seed}" not in studies.read(options.results):
                 ladder = climb(dataset, seed, options.assets, Config())
-                ladder.write(path)
-                log(f"{path.name}: {ladder.seconds:.0f} s, {path.stat().st_size:,} bytes")
+                ladder.write(options.results)
+                log(f"{dataset}-{seed}: {ladder.seconds:.0f} s")
 
 
 def log(text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -13,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from basisprune.files import write_text
+import studies
 
 Bytes = npt.NDArray[np.uint8]
 _SAME = 255
@@ -52,19 +50,22 @@ class Ladder:
         found: npt.NDArray[np.bool_] = self.answers == self.labels
         return found
 
-    def write(self, path: Path) -> None:
-        """Write it as JSON; of all but the first network, only the answers that differ from that one's."""
+    def write(self, study: Path) -> None:
+        """Write it into the study; of all but the first network, only the answers that differ from that one's."""
         record = {field.name: getattr(self, field.name) for field in fields(self)}
         record["rungs"] = [asdict(rung) for rung in self.rungs]
         differing = np.where(self.answers[1:] == self.answers[0], _SAME, self.answers[1:])
         record["images"], record["labels"] = len(self.labels), _packed(self.labels)
         record["answers"] = _packed(np.concatenate([self.answers[:1], differing]))
-        write_text(path, json.dumps(record) + "\n")
+        studies.add(study, f"{self.dataset}-{self.seed}", record)
 
     @classmethod
-    def read(cls, path: Path) -> Ladder:
-        """Read the ladder in a file."""
-        record = json.loads(path.read_text())
+    def read(cls, study: Path) -> list[Ladder]:
+        """Read all ladders of the study."""
+        return [cls._of(dict(record)) for record in studies.read(study).values()]
+
+    @classmethod
+    def _of(cls, record: dict[str, Any]) -> Ladder:
         images = record.pop("images")
         record["rungs"] = tuple(Rung(**rung) for rung in record["rungs"])
         record["labels"], answers = _unpacked(record["labels"]), _unpacked(record["answers"]).reshape(-1, images)

@@ -1,9 +1,10 @@
-"""The tables and the figure of docs/promise.md, from ladders of networks; nothing is trained here.
+"""The tables and the figure of docs/proof.md, from ladders of networks; nothing is trained here.
 
-    python experiments/promise_summary.py [--results experiments/results/promise] [--draws 300] [--page docs/promise.md]
+    python experiments/promise_summary.py [--results experiments/results/promise.jsonl] [--draws 300]
+                                          [--page docs/proof.md]
 
 Many searches are drawn from each ladder of `promise.py`: see promise_rules.py, whose rules call what `compress` calls.
-The results go to <results>/rules.json. The page keeps its text: only what is between its markers is replaced.
+The results go to results/promise_rules.json. The page keeps its text: only what is between its markers is replaced.
 """
 
 from __future__ import annotations
@@ -71,12 +72,12 @@ def bar_table(results: Sequence[Result]) -> str:
         bars += [
             (f"{found.rule}: networks that break the budget", percent(found.broken.share), BROKEN, found.broken.share),
             ("upper end of the interval", percent(found.broken.interval[1]), BROKEN_AT_MOST, found.broken.interval[1]),
-            ("parameters in relation to the old rule", f"{found.cost:.2f}", COST, found.cost),
+            ("parameters relative to the old rule", f"{found.cost:.2f}", COST, found.cost),
         ]
     share = cheap.labels[0] / kept.labels[0]
     size = cheap.size or math.inf
-    bars.append(("parameters in relation to those certified with all labels, median", f"{size:.2f}", 1.0, size))
-    bars.append(("labels in relation to labelling everything, median", percent(share), LABELS, share))
+    bars.append(("parameters relative to those certified with all labels, median", f"{size:.2f}", 1.0, size))
+    bars.append(("labels relative to labelling everything, median", percent(share), LABELS, share))
     rows = [
         [what, shown, f"{bar:g}" if bar >= 1 else percent(bar), "holds" if value <= bar else "**does not hold**"]
         for what, shown, bar, value in bars
@@ -88,8 +89,8 @@ def image_table() -> str:
     """What so many confirming images certify, and how many a loss needs."""
     rows = [[f"{images:,}", f"{points(certifiable(images))} points"] for images in (200, 400, 800, 1600, 3200, 6400)]
     needs = [f"{points(drop)} points needs about {images_needed(drop):,}" for drop in (0.005, 0.01, 0.02, 0.03)]
-    said = f"To be certified in four of five cases, a loss of at most {', '.join(needs)} images."
-    return f"{table(('Confirming images', 'Certified: a loss of at most'), rows)}\n\n{said}"
+    said = f"To pass in four of five cases, a budget of {', '.join(needs)} images."
+    return f"{table(('Confirmation images', 'Certified: a loss of at most'), rows)}\n\n{said}"
 
 
 def level_table(path: Path) -> str:
@@ -104,8 +105,8 @@ def level_table(path: Path) -> str:
     counts = sorted({value.get("draws", record["config"]["draws"]) for value in record["results"].values()})
     pairs = " or ".join(f"{count:,}" for count in counts)
     said = f"Each is the share of {pairs} pairs of networks; with two standard errors, at most"
-    header = ("Images that confirm", *metrics)
-    rows = [[case, *(row.get(metric, "") for metric in metrics)] for case, row in found.items()]
+    header = ("Confirmation set", *metrics)
+    rows = [[case.replace(" %", "%"), *(row.get(metric, "") for metric in metrics)] for case, row in found.items()]
     return f"{table(header, rows)}\n\n{said} {percent(worst)}."
 
 
@@ -123,7 +124,7 @@ def label_table(path: Path) -> str:
 
 
 def ladder_table(ladders: Sequence[Ladder]) -> str:
-    """The ladders: how many, and how good and how large their networks are, in the mean."""
+    """The ladders: their number, and the average accuracy and size of their networks."""
     rows = []
     for dataset, name in DATASETS.items():
         mine = [ladder for ladder in ladders if ladder.dataset == dataset]
@@ -139,7 +140,7 @@ def ladder_table(ladders: Sequence[Ladder]) -> str:
         differing = sum(float((ladder.hits[0] ^ ladder.hits[1:]).mean()) for ladder in mine) / len(mine)
         shown = ", ".join(f"{size / 1e6:.2f}M: {points(loss)}" for size, loss in zip(sizes, losses, strict=True))
         rows.append([name, str(len(mine)), percent(unpruned), percent(differing), shown])
-    header = ("Dataset", "Seeds", "Unpruned", "Differing answers", "Parameters: points lost, in the mean")
+    header = ("Dataset", "Seeds", "Unpruned", "Differing answers", "Parameters: points lost, on average")
     return table(header, rows)
 
 
@@ -148,7 +149,7 @@ def settings_table(ladders: Sequence[Ladder], draws: int) -> str:
     config, hours = ladders[0].config, sum(ladder.seconds for ladder in ladders) / 3600
     values = {
         "network, side of the images": f"EfficientNet-Lite0 with ImageNet weights, {config['side']} pixels",
-        "images to train on, and never used for that": f"{config['images']:,}, {config['pool']:,}",
+        "images for training, and held out": f"{config['images']:,}, {config['pool']:,}",
         "epochs of the unpruned network, and after each pruning": f"{config['epochs']}, {config['tune_epochs']}",
         "searches drawn, for each ladder and budget": f"{draws}",
         "ladders, hours": f"{len(ladders)}, {hours:.1f}",
@@ -192,19 +193,18 @@ def _marks(result: Result, rates: Axis, costs: Axis, y: float) -> list[str]:
 
 def write_page(results: Path, page: Path, draws: int) -> None:
     """Draws the searches, writes their results, and fills the page's blocks."""
-    ladders = [Ladder.read(path) for path in sorted(results.glob("*-*.json"))]
+    ladders = Ladder.read(results)
     if not ladders:
         raise SystemExit(f"{results}: no ladders; make them with experiments/promise.py")
     judged = judge(ladders, draws)
     seeds = Counter(ladder.dataset for ladder in ladders)
     record = {"draws": draws, "ladders": dict(seeds), "results": [asdict(result) for result in judged]}
-    write_text(results / "rules.json", json.dumps(record, indent=1) + "\n")
-    write_text(page.with_suffix("") / "rules.svg", figure(judged))
+    write_text(results.with_name(f"{results.stem}_rules.json"), json.dumps(record, indent=1) + "\n")
+    write_text(page.parent / "promise" / "rules.svg", figure(judged))
     blocks = {
-        "images": image_table(),
         "settings": settings_table(ladders, draws),
         "bars": bar_table(judged),
-        "figure": f"![how often each rule breaks the budget, and what it costs]({page.stem}/rules.svg)",
+        "figure": "![how often each rule breaks the budget, and what it costs](promise/rules.svg)",
         "rules": rule_table(judged),
         "ladders": ladder_table(ladders),
         "labels": label_table(LABELS_RESULT),
@@ -217,11 +217,13 @@ def write_page(results: Path, page: Path, draws: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=ROOT / "experiments" / "results" / "promise")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "promise.md")
+    parser.add_argument("--results", type=Path, default=ROOT / "experiments" / "results" / "promise.jsonl")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "proof.md")
     parser.add_argument("--draws", type=int, default=300)
     options = parser.parse_args()
     write_page(options.results, options.page, options.draws)
+    explained = ROOT / "docs" / "promise.md"
+    write_text(explained, fill(explained.read_text(), {"images": image_table()}))
 
 
 if __name__ == "__main__":

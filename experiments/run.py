@@ -3,18 +3,17 @@
     python experiments/run.py --assets DIR [--preset mini] [--models resnet50 ...] [--datasets fashion_mnist ...]
                               [--frameworks basis+taylor ...] [--variants default] [--seeds 0] [--ratio 0.8]
 
-Each cell (network, dataset, framework, variant, seed) is written to <results>/<preset>/ as soon as it is done, and
-skipped when it is there. With other folders for --results and --runs any of them is repeated from scratch. A run
+Each cell (network, dataset, framework, variant, seed) is written to <results>/<preset>.jsonl as soon as it is done,
+and skipped when it is there. With other folders for --results and --runs any of them is repeated from scratch. A run
 that was stopped goes on. `python experiments/summarise.py` makes tables and figures of the results.
 
 With --ratio there is no search: each framework removes that fraction at once and tunes for all passes. So variants of
-the recipe are compared from the same start with the same budget. Their results go to ablations/<ratio>/ in there.
+the recipe are compared from the same start with the same budget. Their results go to <preset>-<ratio>.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import sys
 import time
@@ -24,6 +23,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import studies
 import torch
 from peers import RIVALS, RivalPipeline
 from protocol import FRAMEWORKS, PROTOCOLS, ROWS, START, VARIANTS, Protocol
@@ -33,7 +33,6 @@ from basisprune.basis.layers import basis_pairs
 from basisprune.budget.proportions import Paired, wilson_interval
 from basisprune.callback import NullCallback
 from basisprune.data import Splits, load_data, take
-from basisprune.files import write_text
 from basisprune.importance import taylor_scores
 from basisprune.method.states import State
 from basisprune.recipes import Steps, named
@@ -198,7 +197,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--ratio", type=float, help="remove this fraction at once instead of searching")
     options = parser.parse_args()
-    results = options.results / options.preset / ("" if options.ratio is None else f"ablations/{options.ratio}")
+    study = options.results / f"{options.preset}{'' if options.ratio is None else f'-{options.ratio}'}.jsonl"
     if options.preset == "mini":
         torch.set_num_threads(1)
     models = options.models or PROTOCOLS[options.preset].models
@@ -206,15 +205,15 @@ def main() -> None:
         bench = None
         for framework in options.frameworks:
             names = (model, dataset, framework, variant, str(seed))
-            path = results / ("-".join(names).replace(" ", "_") + ".json")
-            if path.exists():
+            cell = "-".join(names).replace(" ", "_")
+            if cell in studies.read(study):
                 continue
             log(f"== {', '.join(names)}")
             bench = bench or Bench(model, dataset, variant, seed, options)
             identity = dict(zip(("model", "dataset", "framework", "variant", "seed"), names, strict=True))
             record = identity | {"preset": options.preset, "config": bench.config(framework)}
             record |= {"versions": versions(), "device": device()} | bench.cell(framework)
-            write_text(path, json.dumps(record) + "\n")
+            studies.add(study, cell, record)
             log(f"   {record.get('result', record['baseline'])}")
 
 

@@ -333,7 +333,7 @@ def efforts(cells: Sequence[Cell]) -> str:
     undecided = [cell.result["undecided"] for cell in chosen if cell.pruned]
     note = (
         f"In {len(chosen) - len(undecided)} of {len(chosen)} searches nothing passed. Of the other {len(undecided)} "
-        f"networks, {sum(undecided)} are undecided: the 95 % interval of their drop on the validation images "
+        f"networks, {sum(undecided)} are undecided: the 95% interval of their drop on the validation images "
         "contains the limit."
     )
     return f"{table(('Network', 'Framework', *DATASETS.values()), rows)}\n\n{note}"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -15,7 +19,7 @@ settings.load_profile("busy machine")
 SLOW = (
     *("pipeline/", "experiments/", "tools/test_fuzz", "unit/cli/", "unit/data/test_loaders", "unit/deploy/export/"),
     *("unit/deploy/bundle/test_saving", "unit/deploy/bundle/test_steps", "unit/report/test_html"),
-    *("unit/runs/test_deliver", "unit/training/test_choosing"),
+    *("unit/integrations/", "unit/runs/test_deliver", "unit/training/test_choosing"),
 )
 """What trains networks, starts processes or writes the files of other runtimes; `make quick` leaves it out."""
 
@@ -34,3 +38,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def ultralytics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """Ultralytics, offline and with its settings in a folder of their own; how arrays are printed stays as it was."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setenv("YOLO_CONFIG_DIR", str(tmp_path_factory.mktemp("ultralytics")))
+        patch.setenv("YOLO_AUTOINSTALL", "false")
+        patch.setenv("YOLO_OFFLINE", "true")
+        with np.printoptions():
+            module = import_module("ultralytics")
+        torch.set_printoptions(profile="default")
+        yield module

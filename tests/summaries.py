@@ -52,7 +52,7 @@ def sample(candidates: int = 6, layers: int = 8) -> dict[str, Any]:
             "after": [[89, 2, 0, 0], [0, 87, 4, 0], [1, 2, 90, 0], [0, 0, 0, 99]],
         },
         "changed": [{"image": PIXEL, "label": "2", "before": "2", "after": "0"}],
-        "latency_by": "PyTorch",
+        "latency_by": "ONNX Runtime",
         "latency": {"rows": speed_rows(), "input_shape": [3, 32, 32], "threads": 1, "repeats": 20, "clock": "cpu"},
         "files": {
             "model": {"bytes": 8_049_000, "what": "for Python"},
@@ -138,4 +138,6 @@ def layer(number: int) -> dict[str, Any]:
         "parameters": 1_000 * number + 17,
         "macs": 100_000 * number + 3,
         "note": "depthwise: a split gains nothing" if number % 5 == 4 else "",
+        "channels": whole // 2,
+        "full_channels": whole,
     }

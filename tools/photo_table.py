@@ -40,7 +40,8 @@ def table() -> str:
         "| ---: | ---: | ---: | ---: | ---: |",
     ]
     needs = [f"{images_needed(points / 100):,} for {points} points" for points in (3, 2, 1, 0.5)]
-    said = f"Photos to pass in four of five cases, all labelled: {', '.join(needs)}.".replace("1 points", "1 point")
+    needed = ", ".join(needs).replace("1 points", "1 point")
+    said = f"To pass in four of five cases with all photos labelled, you need {needed}."
     return "\n".join([*header, *rows, "", said]) + "\n"
 
 

@@ -39,7 +39,7 @@ from .training.evaluation import predict as predict
 from .training.lessons import Session as Session
 from .training.loop import fit as fit
 from .transfer.hints import Hints as Hints
-from .transfer.kept import kept_model as kept_model
+from .transfer.model import kept_model as kept_model
 from .transfer.model import transfer_model as transfer_model
 from .types import BasisPlan as BasisPlan
 from .types import FilterPlan as FilterPlan

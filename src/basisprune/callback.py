@@ -26,6 +26,17 @@ class TrainingStep:
     accuracy: float | None
 
 
+@dataclass(frozen=True)
+class Row:
+    """A network of a search as a live table shows it; a later row of the same name replaces an earlier one."""
+
+    name: str
+    state: str
+    parameters: int | None = None
+    milliseconds: float | None = None
+    value: str = ""
+
+
 class Tried(Protocol):
     """The part of a search candidate that a callback needs."""
 
@@ -44,6 +55,9 @@ class Callback(Protocol):
     def opened(self, done: int, total: int) -> None:
         """Called while images are opened for the first time, with how many of them are done."""
 
+    def shown(self, row: Row) -> None:
+        """Called when a network of a search gets to its next state."""
+
     def judged(self, candidate: Tried) -> None:
         """Called when a candidate of a search has been judged."""
 
@@ -58,6 +72,9 @@ class NullCallback:
         """Does nothing."""
 
     def opened(self, done: int, total: int) -> None:
+        """Does nothing."""
+
+    def shown(self, row: Row) -> None:
         """Does nothing."""
 
     def judged(self, candidate: Tried) -> None:

@@ -12,7 +12,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from basisprune.basis.decompose import choose_layers, full_rank
+from basisprune.basis.decompose import choose_layers
+from basisprune.basis.factors import full_rank
 from basisprune.basis.layers import BasisPair, BasisScalingConv, half_name
 from basisprune.errors import ConfigError, ModelError
 from basisprune.torchkit.running import hooked, mode
@@ -31,9 +32,9 @@ _LARGEST_SIDE = 1 << 14  # pixels
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One conv, linear layer or pair: its rank of the full rank, parameters and multiply-adds for one image.
+    """What a layer or pair costs for one image; `rank` is None if it is not decomposed, and `note` says why.
 
-    `rank` is None for a layer that is not decomposed, and `note` then says why it cannot be.
+    `channels` are its output channels, of `full_channels` in the unpruned network if that is known.
     """
 
     name: str
@@ -43,15 +44,13 @@ class LayerReport:
     parameters: int
     macs: int
     note: str = ""
+    channels: int | None = None
+    full_channels: int | None = None
 
 
 @dataclass(frozen=True)
 class ModelReport:
-    """What a network costs. `macs` are multiply-adds for one image of `input_shape`.
-
-    `parameters` and `trainable` count as PyTorch does; `paper_parameters` as Keras and the paper do, with
-    the running statistics of BN.
-    """
+    """What a network costs for one input; `paper_parameters` counts the running statistics of BN, as Keras does."""
 
     layers: tuple[LayerReport, ...]
     input_shape: tuple[int, ...]
@@ -122,14 +121,16 @@ def weight_uses(model: nn.Module, input_size: int | tuple[int, ...] | None = Non
     return uses
 
 
-def layer_reports(trained: nn.Module, deployed: nn.Module) -> list[LayerReport]:
+def layer_reports(trained: nn.Module, deployed: nn.Module, unpruned: nn.Module | None = None) -> list[LayerReport]:
     """Report the layers of the trained network, with what each costs in deployed form, as one layer or two."""
     costs = {layer.name: layer for layer in measure(deployed).layers}
+    full = {} if unpruned is None else {layer.name: layer.channels for layer in measure(unpruned).layers}
     rows = []
     for layer in measure(trained).layers:
         parts = [costs[name] for name in (layer.name, *_halves(layer.name)) if name in costs]
         note = layer.note or ("one conv in the deployed model" if layer.rank and len(parts) == 1 else "")
-        rows.append(replace(_with_costs(layer, parts), note=note))
+        channels = full.get(layer.name, full.get(half_name(layer.name, "scaling")))
+        rows.append(replace(_with_costs(layer, parts), note=note, full_channels=channels))
     return rows
 
 
@@ -145,8 +146,9 @@ def joined_report(model: nn.Module, shape: Sequence[int]) -> ModelReport:
             rows.append(layer)
         elif half == "basis":
             first, second = (cast("Layer", model.get_submodule(each.name)) for each in halves)
-            rank, full = output_channels(first), full_rank(first, output_channels(second))
-            whole = replace(layer, name=stem, rank=rank, full_rank=full, note="split into two")
+            rank, channels = output_channels(first), output_channels(second)
+            full = full_rank(first, channels)
+            whole = replace(layer, name=stem, rank=rank, full_rank=full, note="split into two", channels=channels)
             rows.append(_with_costs(whole, halves))
     return replace(report, layers=tuple(rows))
 
@@ -175,7 +177,8 @@ def _layer_reports(model: nn.Module, macs: Callable[[str], int]) -> Iterator[Lay
         if not note and pair is not None and pair.rank > full:  # as when filters went
             note = "more basis vectors than ranks: the dense conv is smaller"
         rank = None if pair is None else pair.rank
-        yield LayerReport(name, _kind(core), rank, full, _size(layer.parameters()), macs(name), note)
+        channels = output_channels(core) if pair is None else pair.out_channels
+        yield LayerReport(name, _kind(core), rank, full, _size(layer.parameters()), macs(name), note, channels)
 
 
 def _kind(layer: Layer) -> str:
@@ -189,6 +192,8 @@ def _input_shape(model: nn.Module, size: int | tuple[int, ...] | None) -> tuple[
     spec = known_spec(model)
     channels = 3 if spec is None else spec.channels
     sides = (size,) if isinstance(size, int) else size
+    if spec is not None and sides == spec.shape:
+        return spec.shape
     if sides is not None and (not sides or not all(0 < side <= _LARGEST_SIDE for side in sides)):
         raise ConfigError.of("measure", [f"input_size: {size} given; sides of 1 to {_LARGEST_SIDE} are needed"])
     if size is None:

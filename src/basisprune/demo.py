@@ -17,7 +17,6 @@ from basisprune.errors import MissingExtraError
 from basisprune.recipes import RECIPES, Recipe
 from basisprune.runs.compress import Compressed, run_job
 from basisprune.runs.estimate import estimate, expected_candidates
-from basisprune.runs.folder import with_earlier_fractions
 from basisprune.runs.load import Job
 from basisprune.runs.pictures import picture_of
 from basisprune.runs.settings import RunConfig
@@ -75,7 +74,6 @@ def run_demo(
     for each step if there is no terminal for a progress bar.
     """
     job = demo_job(size)
-    job = replace(job, config=with_earlier_fractions(job.config, output))
     write(f"this takes about {duration(estimate(job).total)} on this machine")
     with SearchProgress(1 + expected_candidates(job.config), job.config.recipe.finetune.epochs, write) as bar:
         result = run_job(job, output=output, callback=bar, command=command)

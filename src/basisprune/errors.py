@@ -228,7 +228,7 @@ def printable(text: object) -> str:
 
 
 def _shortened(text: str, most: int) -> str:
-    """The text without its middle, if it is very long; what to do is said at the end."""
+    """The text without its middle, if it is very long; the advice is at the end."""
     half = most // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 

@@ -1,11 +1,8 @@
 """How files are written and read: whole or not at all, with a checksum where one is wanted, never more than is sound.
 
-write_text, atomic                one file; a reader sees the old one or the new one, never a part
 write_together, settle, current   several files that belong together, in a folder that may hold other files too
 write_checked, read_checked       a file that ends in its checksum, so that a flipped bit is noticed
 sealed, unsealed                  the same for a JSON object that others read too
-locked                            a folder that one run at a time works in
-read_bytes, parse_json, user_path what comes from outside, within bounds
 """
 
 from __future__ import annotations
@@ -39,8 +36,8 @@ _LONGEST_PATH = 4096
 _PARTIAL, _NEW, READY = ".partial", ".basisprune-new", ".basisprune-ready"
 _LEFT = re.compile(rf"({re.escape(_PARTIAL)}|{re.escape(_NEW)})-(\d{{1,10}})-[0-9a-f]{{8}}(\.[^.]*)?")
 _at_work: set[Path] = set()  # what this process writes just now
-_SEAL = re.compile(rb"\nsha256 ([0-9a-f]{64})\n")
-_SEAL_LENGTH = 73
+_SEAL = re.compile(rb"(\n|# )sha256 ([0-9a-f]{64})\n\Z")
+_LONGEST_SEAL = 74
 _CHECKSUM = "checksum"
 _LOCK = ".basisprune-lock"
 
@@ -98,30 +95,31 @@ def clear_leftovers(folder: Path) -> None:
 # ------------------------------------------------------------------------------------------- with a checksum
 
 
-def write_checked(path: Path, content: bytes) -> None:
-    """Write the content and its checksum to `path`, for `read_checked`; whole or not at all."""
-    with checked(path) as file:
+def write_checked(path: Path, content: bytes, mark: str = "\n") -> None:
+    """Write the content and its checksum, after the mark, to `path`, for `read_checked`; whole or not at all."""
+    with checked(path, mark) as file:
         file.write(content)
 
 
 @contextmanager
-def checked(path: Path) -> Iterator[BinaryIO]:
+def checked(path: Path, mark: str = "\n") -> Iterator[BinaryIO]:
     """Open a file for atomic writing, whose checksum is added at the end."""
     with replacing(path) as partial:
         with open(partial, "wb") as file:
             yield file
         found = file_digest(partial)
         with open(partial, "ab") as file:
-            file.write(f"\nsha256 {found}\n".encode())
+            file.write(f"{mark}sha256 {found}\n".encode())
 
 
-def read_checked(path: Path, *, most: int = _MOST_CHECKED) -> bytes:
-    """The content of a file that `write_checked` or `checked` wrote."""
+def read_checked(path: Path, *, most: int = _MOST_CHECKED, advice: str = "remove it") -> bytes:
+    """Return the content of a file that `write_checked` or `checked` wrote; raise CheckpointError for a damaged one."""
     data = read_bytes(path, most=most)
-    content, seal = data[:-_SEAL_LENGTH], _SEAL.fullmatch(data[-_SEAL_LENGTH:])
-    if seal is None or digest(content).encode() != seal[1]:
+    seal = _SEAL.search(data, max(len(data) - _LONGEST_SEAL, 0))
+    content = data[: seal.start()] if seal else b""
+    if seal is None or digest(content).encode() != seal[2]:
         said = "has no checksum at its end" if seal is None else "its checksum is wrong"
-        raise CheckpointError(f"{path}: is damaged, or was not written by this version: {said}; remove it")
+        raise CheckpointError(f"{path}: is damaged, or was not written by this version: {said}; {advice}")
     return content
 
 
@@ -362,9 +360,9 @@ def _is_left(entry: Path) -> bool:
         return entry not in _at_work
     try:
         os.kill(int(match[2]), 0)
+        return False
     except (OSError, OverflowError) as error:
         return isinstance(error, ProcessLookupError)
-    return False
 
 
 def _entries(folder: Path) -> list[Path]:

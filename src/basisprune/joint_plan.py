@@ -2,7 +2,7 @@
 
 The loss is the sum of the scores of all that goes, halved; the cost of a weight, or the time of a layer, depends on how
 many vectors and filters stay at either side of it. Each layer's rank and each group's width is a lever. For each price,
-all levers are set to where loss + price * cost is lowest given the others, in turns, until none moves; between two
+all levers are set to where loss + price * cost is lowest given the others, until none moves; between two
 settings, the next price is the one at which both are worth the same, as long as that finds a better one. The settings
 of a single threshold for all scores are looked at too. Which settings are found does not depend on any budget, so that
 a larger budget never loses more.

@@ -70,10 +70,7 @@ def _by(sides: Sides) -> str:
 
 @dataclass(frozen=True)
 class ChannelTimes:
-    """The seconds of a layer of this shape: a row for each number of input channels, a column for each of outputs.
-
-    A depthwise conv or a norm has as many outputs as inputs, and one column.
-    """
+    """The seconds of a layer by its channels read (rows) and made (columns, one for a depthwise conv or a norm)."""
 
     shape: LayerShape
     inputs: tuple[int, ...]
@@ -136,9 +133,9 @@ class TimeTable(JsonValue):
         return shape in self._times
 
     def seconds(self, shape: LayerShape, inputs: float | Array, outputs: float | Array) -> Array:
-        """The seconds for these numbers of channels, each taken up to full blocks; between the measured ones, linearly.
+        """Return the seconds for these channels, in full blocks; raise PlanError for a shape not measured.
 
-        Raises PlanError for a shape that was not measured.
+        Between the measured numbers of channels, linearly.
         """
         times = self._times.get(shape)
         if times is None:
@@ -177,6 +174,6 @@ class NetworkTimes:
     layers: Mapping[str, tuple[LayerShape, ...]]
 
     def seconds(self, name: str, inputs: float | Array, outputs: float | Array) -> Array:
-        """How long that layer takes in one run of the network with so many channels; nothing if it is not timed."""
+        """Time of that layer in one run of the network with these channels; nothing if it is not timed."""
         calls = self.layers.get(name, ())
         return sum((self.table.seconds(shape, inputs, outputs) for shape in calls), np.asarray(0.0))

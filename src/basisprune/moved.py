@@ -7,7 +7,7 @@ MOVED = {
     "budget": ["Ratios"],
     "costs": ["ModelReport", "weight_uses"],
     "coupling": ["trace_coupling"],
-    "coupling.blocks": ["drop_blocks", "find_blocks"],
+    "coupling.cutting": ["drop_blocks", "find_blocks"],
     "data": ["prepare"],
     "deploy.bundle": ["Card", "load_bundle"],
     "deploy.export": ["evaluate_onnx", "export_onnx", "export_program"],
@@ -37,7 +37,6 @@ MOVED = {
     "tasks": ["Predictions", "classification"],
     "training.trainable": ["set_trainable"],
     "transfer.checkpoints": ["load_weights"],
-    "transfer.kept": ["KeptModel"],
-    "transfer.model": ["TransferModel"],
+    "transfer.model": ["KeptModel", "TransferModel"],
     "types": ["Block", "BlockPlan", "Coupling", "Scores"],
 }

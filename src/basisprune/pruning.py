@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from basisprune.basis.layers import BasisPair, BasisScalingConv, basis_pairs
 from basisprune.basis.refit import refit_scaling
 from basisprune.coupling import check_keep, cut, hand_over
-from basisprune.coupling.blocks import drop_blocks
+from basisprune.coupling.cutting import drop_blocks
 from basisprune.errors import ConfigError, PlanError
 from basisprune.torchkit.moments import OutputStatistics
 from basisprune.torchkit.surgery import Layer, clone_conv, is_transposed, make_linear, named_tensors, replace_module

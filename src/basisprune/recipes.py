@@ -37,6 +37,7 @@ Steps: TypeAlias = tuple[Step, ...]
 """All operations on a network from its start on: its identity within a run."""
 
 GIVEN, DENSE, DECOMPOSED, POLISHED = Step("given"), Step("dense"), Step("decomposed"), Step("polished")
+LOOKED_AT, TUNED = Step("tuned briefly"), Step("tuned")
 
 
 def named(steps: Steps) -> str:
@@ -206,7 +207,7 @@ _QUICK_TRAINING = TrainConfig(
     weight_decay=0.01,
     label_smoothing=0.1,
     norm_statistics="fixed",
-    dropout=False,  # in few steps it costs a point (docs/method.md)
+    dropout=False,  # in few steps it costs a point (docs/training.md)
     train="all",
     weight_lr=1.0,
     relative=False,
@@ -223,7 +224,7 @@ _QUICK = Recipe(
     finetune=_QUICK_TRAINING,
     plan=PlanConfig(round_to=8),  # runtimes can be several times slower with other channel counts
     filter_plan=PlanConfig(normalise="max", round_to=8),
-    basis_images=2048,  # with few images some directions seem free that are not (docs/method.md)
+    basis_images=1024,  # with few images some directions seem free that are not (docs/loss-basis.md)
     score_batch=8,
     rebase=True,
     scores="loss",
@@ -250,7 +251,7 @@ RECIPES = {
     ),
 }
 """The presets: the paper's protocol; a short one, with scores in units of the loss and all weights trained
-(docs/method.md); and one with ten times the training and the unpruned network as teacher."""
+(docs/loss-basis.md); and one with ten times the training and the unpruned network as teacher."""
 
 
 AUGMENTATIONS: dict[Augmentation, Augment] = {

@@ -18,12 +18,12 @@ from basisprune.deploy.latency import LatencyReport
 from basisprune.errors import CheckpointError
 from basisprune.files import Json, read_bytes, sealed, unsealed, write_text
 from basisprune.search.candidates import Candidate
+from basisprune.types import JsonValue as JsonObject
 from basisprune.types import read_json
 
 Interval: TypeAlias = tuple[float, float]
 Settings: TypeAlias = Mapping[str, JsonValue]
 Matrix: TypeAlias = tuple[tuple[int, ...], ...]
-Status: TypeAlias = Literal["chosen", "undecided", "passed", "failed"]
 _MOST_BYTES = 64 << 20
 _QUANTITIES = {
     "max_drop": "accuracy",
@@ -102,10 +102,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class ClassLoss:
-    """What a class lost: its images, its accuracy before and after, and the paired 95% interval of the loss.
-
-    `beyond` says that it lost more than the budget allows in total, beyond chance even among so many classes.
-    """
+    """What a class lost, with the paired 95% interval; `beyond` the budget, and beyond chance among so many classes."""
 
     name: str
     images: int
@@ -125,7 +122,6 @@ class ClassLosses:
 
     @property
     def beyond(self) -> tuple[ClassLoss, ...]:
-        """The classes that lost more than the budget, beyond chance."""
         return tuple(each for each in self.classes if each.beyond)
 
 
@@ -141,9 +137,8 @@ class LayerImportance:
 class DeliveredFile:
     """A file that was written, with its checksum; `accuracy` only if it differs from that of the network.
 
-    `promise` says of an ONNX file of a run with an accuracy budget whether it is certified to keep to it, and `test` is
-    that of a file that was tested on its own. `fault` says how it breaks the budget, by the validation images.
-    `exported` means that `basisprune export` wrote it, not the run.
+    `promise` says of an ONNX file whether it is certified, `test` is that of a file that was tested on its own, and
+    `fault` says how it breaks the budget. `exported` means that `basisprune export` wrote it.
     """
 
     bytes: int
@@ -159,11 +154,10 @@ class DeliveredFile:
 
 @dataclass(frozen=True)
 class RuntimeRow:
-    """The delivered network in one runtime, as that runtime computes it.
+    """The delivered network in one runtime, or in PyTorch, which has no file.
 
-    `difference` is the largest from PyTorch's output, in relation to the largest, and `same` the share of equal
-    answers, both on `compared` images, 0 for random ones; `accuracy` is None where there are no labelled images.
-    `latency_ms` is that of one image, measured in turns with the other rows. PyTorch itself has no file.
+    `difference` is the largest from PyTorch's output, relative to the largest, `same` the share of equal answers, on
+    `compared` images, 0 for random ones. `latency_ms` is that of one image, measured alternately with the other rows.
     """
 
     name: str
@@ -189,8 +183,7 @@ class CandidateRow(Candidate):
     chosen: bool = False
 
     @property
-    def status(self) -> Status:
-        """The outcome in one word."""
+    def status(self) -> Literal["chosen", "undecided", "passed", "failed"]:
         if self.chosen:
             return "chosen"
         return "undecided" if self.undecided else "passed" if self.passed else "failed"
@@ -198,10 +191,7 @@ class CandidateRow(Candidate):
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A network among those that others are compared with; its accuracy is that on the validation images.
-
-    `front` says that no other is at least as accurate, as small and as fast, and better in one of these.
-    """
+    """A network among others, with its accuracy in validation; no other beats one on the `front` in all that counts."""
 
     group: str
     name: str
@@ -227,7 +217,7 @@ class BackboneRow:
 
 
 @dataclass(frozen=True)
-class Portfolio:
+class Portfolio(JsonObject):
     """What a choice among backbones came to: the one that accuracies are compared with, and the recommended one."""
 
     reference: str
@@ -246,7 +236,6 @@ class Limit:
 
     @classmethod
     def of(cls, goal: Goal) -> Limit:
-        """The limit set by a goal."""
         return cls(goal.kind, goal.value) if isinstance(goal, Budget) else cls("fixed")
 
     @property
@@ -269,7 +258,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict and the headline without what is said of files."""
+    """The verdict and the headline without the files."""
 
     verdict: str
     headline: str
@@ -279,9 +268,8 @@ class Finding:
 class RunSummary:
     """All results of a run. The test images were used once, for `test`, `confusion` and `changed`.
 
-    Where the `task` is not classification, every accuracy is its `metric`, which is shown in percent if it is a share;
-    `masks` and `errors` are there if they suit the task. `not_written` says of each form of the network that the
-    folder lacks why it does.
+    Where the `task` is not classification, every accuracy is its `metric`. `not_written` says why the folder lacks a
+    form of the network.
     """
 
     title: str
@@ -327,10 +315,7 @@ class RunSummary:
 
     @property
     def fulfilled(self) -> bool:
-        """Whether the run gave what was asked for: all within the budget, and certified if that is required.
-
-        The files count too, such as that in int8: they keep to the budget, and there is one that can be used.
-        """
+        """Whether network and files keep the budget, certified if that is required, and a file can be used."""
         passed = all(file.promise != "estimated" for file in self.files.values())
         certified = self.certificate is not None and self.certificate.certified and passed
         kept = self.kept_to_budget and not any(file.fault for file in self.files.values())
@@ -338,11 +323,9 @@ class RunSummary:
 
     @property
     def chosen(self) -> CandidateRow | None:
-        """The candidate that was chosen."""
         return next((candidate for candidate in self.candidates if candidate.chosen), None)
 
     def to_json(self) -> str:
-        """The summary as one JSON object; non-finite numbers become null."""
         return _adapter().dump_json(self).decode()
 
     def as_dict(self) -> dict[str, JsonValue]:
@@ -356,7 +339,6 @@ class RunSummary:
         return read_json(cls, text, CheckpointError, "summary", strict=False)
 
     def write(self, path: Path) -> None:
-        """Writes the summary to a file, with its checksum."""
         write_text(path, sealed(self.to_json()))
 
     @classmethod

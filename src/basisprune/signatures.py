@@ -82,7 +82,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         except BasisPruneError:
             raise
         except Exception as error:
-            from basisprune.torchkit.kinds import why_it_fails  # loads torch, which the function has loaded by now
+            from basisprune.torchkit.running import why_it_fails  # loads torch, which the function has loaded by now
 
             if why := why_it_fails(given.values()):
                 raise ModelError(f"{where}: {why} ({str(error)[:300]})") from error

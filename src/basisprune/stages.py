@@ -13,6 +13,7 @@ from basisprune.basis.layers import BasisPair
 from basisprune.basis.refit import basis_statistics
 from basisprune.costs import weight_uses
 from basisprune.coupling import trace_coupling
+from basisprune.data import PreparedBatches
 from basisprune.errors import ConfigError, PlanError
 from basisprune.importance.filters import FilterMethod, score_filters
 from basisprune.importance.layer_access import first_images
@@ -22,7 +23,7 @@ from basisprune.joint_plan import plan_together
 from basisprune.planning import PlanConfig, plan_basis, plan_filters
 from basisprune.pruning import Compensation, prune_basis, prune_filters, prune_together
 from basisprune.torchkit.moments import OutputStatistics
-from basisprune.torchkit.running import Loss
+from basisprune.torchkit.running import Loss, ReadBatches
 from basisprune.torchkit.surgery import find_layers
 from basisprune.types import BasisPlan, Coupling, FilterPlan, JointPlan, Scores
 
@@ -89,6 +90,8 @@ def score(
     """
     if basis not in (None, *get_args(BasisMethod)):
         raise ConfigError(f"score: basis {basis!r} given; allowed are {', '.join(get_args(BasisMethod))}, or None")
+    if not callable(loss) and not isinstance(batches, PreparedBatches):
+        batches = ReadBatches(batches, loss)  # whatever they are, a task reads them
     images = first_images(model, batches)
     if next(find_layers(model, BasisPair), None) is None:
         basis = None

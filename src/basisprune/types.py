@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias, TypeVar
 
-from basisprune.errors import BasisPruneError, ConfigError, PlanError, faults_of_json
+from basisprune.errors import BasisPruneError, CheckpointError, ConfigError, PlanError, faults_of_json
+from basisprune.files import read_checked, write_checked
 
 if TYPE_CHECKING:
     from pydantic import ConfigDict, TypeAdapter
@@ -20,6 +22,8 @@ Option: TypeAlias = str | int | float | bool | None
 Part: TypeAlias = Literal["train", "val", "confirm", "test", "all"]
 """Which images of a run to judge by."""
 
+Effort: TypeAlias = Literal["quick", "normal", "best"]
+"""How long a search goes on."""
 Augmentation: TypeAlias = Literal["auto", "none", "light", "strong"]
 FloatType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 Interpolation: TypeAlias = Literal["bilinear", "bicubic", "nearest"]
@@ -44,7 +48,7 @@ Value = TypeVar("Value", bound="JsonValue")
 Read = TypeVar("Read")
 _MOST_NAMES = 1_000_000  # in all mappings of one text
 _WHITEST = 65535  # of 16 bits
-_LARGEST_SIDE = 1 << 14  # pixels
+_LARGEST_SIDE, _LARGEST_ROW = 1 << 14, 1 << 24  # pixels; numbers of a signal, or of several inputs in a row
 _MOST = 1e6  # of a mean, or a deviation; beyond that, images are lost to rounding
 
 
@@ -62,7 +66,7 @@ def dotted(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str
 
 
 class JsonValue:
-    """A frozen dataclass that can be written as JSON text and read back equal to itself."""
+    """A frozen dataclass that can be written as JSON, as text or with a checksum to a file, and read back equal."""
 
     __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid", "ser_json_inf_nan": "constants"}
 
@@ -72,6 +76,17 @@ class JsonValue:
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
         return read_json(cls, text, PlanError, f"{cls.__name__}: the JSON does not hold one")
+
+    def write(self, path: Path) -> None:
+        write_checked(path, self.to_json().encode())
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what `write` wrote; raise CheckpointError if the file is missing, damaged, or of something else."""
+        try:
+            return cls.from_json(read_checked(path))
+        except (OSError, PlanError) as error:
+            raise CheckpointError(f"{path}: cannot be read ({error})") from error
 
 
 def _adapter(kind: type[Value]) -> TypeAdapter[Value]:
@@ -144,9 +159,8 @@ class InputSpec(JsonValue):
         if self.white is not None and not (isinstance(self.white, int) and 1 <= self.white <= _WHITEST):
             faults.append(f"white: {self.white!r} given; None or a whole number from 1 to {_WHITEST} is needed")
         sides = self.size if _are_finite(self.size) else ()
-        if len(sides) not in (1, 2, 3) or not all(
-            isinstance(side, int) and 0 < side <= _LARGEST_SIDE for side in sides
-        ):
+        most = _LARGEST_ROW if len(sides) == 1 else _LARGEST_SIDE
+        if len(sides) not in (1, 2, 3) or not all(isinstance(side, int) and 0 < side <= most for side in sides):
             faults.append(f"size: {self.size} given; (height, width) of 1 to {_LARGEST_SIDE} pixels is needed")
         for name, values in (("mean", self.mean), ("std", self.std)):
             if not _are_finite(values):
@@ -164,12 +178,10 @@ class InputSpec(JsonValue):
 
     @property
     def channels(self) -> int:
-        """The number of image channels that the network reads."""
         return len(self.mean)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one prepared image: (channels, height, width)."""
         return (self.channels, *self.size)
 
     @property
@@ -193,11 +205,10 @@ class InputSpec(JsonValue):
 
 @dataclass(frozen=True)
 class LayerScores:
-    """The importance of each basis vector or filter of a layer, in order; higher is more important.
+    """The importance of each basis vector or filter of a layer, group by group; higher is more important.
 
-    In a grouped conv the vectors of one group follow those of the other. `means` are the mean features
-    along each vector, or None when no images were seen. `parameters` and `macs` are what one basis vector of
-    the layer costs: its weights, and its multiply-adds for one image; None where that is not known.
+    `means` are the mean features along each vector, None if no images were seen; `parameters` and `macs` are what one
+    basis vector costs, None where that is not known.
     """
 
     values: tuple[float, ...]
@@ -277,8 +288,7 @@ OUTPUT = "it is part of the network's output"
 class Axis:
     """One axis of a parameter or buffer that carries a group's units.
 
-    `index` holds the positions of the first unit, then those of the second, and so on; every unit has
-    equally many (one as a rule; 49 where a 7x7 map is flattened before a linear layer).
+    `index` has the positions of the first unit, then of the second: equally many, as 49 for a flattened 7x7 map.
     """
 
     parameter: str
@@ -290,8 +300,7 @@ class Axis:
 class Size:
     """A number that a module keeps beside its weights and that shrinks by `count / divisor` per unit.
 
-    `item` is the position where the attribute is a tuple or list of numbers. Dividing happens where units
-    are spread over equal parts: the width of a head shrinks by one when every head loses one channel.
+    `item` is its place in a tuple or list. A width of a head shrinks by one when every head loses one channel.
     """
 
     module: str
@@ -388,10 +397,7 @@ class FilterPlan(JsonValue):
 
 @dataclass(frozen=True)
 class Block:
-    """A module that adds a branch to what it reads; the pair `last` ends the branch.
-
-    `rectifies` says whether a relu follows the sum.
-    """
+    """A module that adds a branch, which the pair `last` ends, to what it reads; a relu may follow the sum."""
 
     name: str
     last: str

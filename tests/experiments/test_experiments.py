@@ -17,6 +17,7 @@ import page
 import pytest
 import run
 import sections
+import studies
 import summarise
 import timm
 import torch
@@ -97,10 +98,8 @@ def fake(framework: str, parameters: int, *, dataset: str = "mnist", seed: int =
 
 
 def read(folder, *records: dict) -> tuple[Cell, ...]:
-    (folder / "mini").mkdir()
-    for number, record in enumerate(records):
-        (folder / "mini" / f"{number}.json").write_text(json.dumps(record))
-    return cells.read_cells(folder / "mini")
+    studies.write(folder / "mini.jsonl", {f"{number:03d}": record for number, record in enumerate(records)})
+    return cells.read_cells(folder / "mini.jsonl")
 
 
 def row(table: str, *starts: str) -> list[str]:
@@ -215,10 +214,9 @@ def test_ablations_compare_variants_on_each_dataset(tmp_path):
 def test_a_page_made_twice_is_the_same_and_its_pictures_are_xml(tmp_path):
     records = [fake(name, 300_000 - 10_000 * number) for number, name in enumerate(ROWS[1:])]
     read(tmp_path, fake("baseline", 0), *records)
-    (tmp_path / "mini" / "ablations" / "0.5").mkdir(parents=True)
     variant = fake("basis", 1, dataset="cifar10", variant="paper")
     variant["result"] |= {"untuned_val_accuracy": 0.123, "ratio": 0.5}
-    (tmp_path / "mini" / "ablations" / "0.5" / "0.json").write_text(json.dumps(variant))
+    studies.write(tmp_path / "mini-0.5.jsonl", {"0": variant})
     (tmp_path / "counts.json").write_text(json.dumps({name: {"total": 1, "trainable": 2} for name in MODELS}))
     path = tmp_path / "story.md"
     path.write_text("Story\n" + "".join(f"<!-- {name}:begin -->outdated<!-- {name}:end -->\n" for name in BLOCKS))
@@ -249,9 +247,9 @@ def test_another_preset_does_not_overwrite_the_page_of_mini(monkeypatch, capsys)
     assert "--page is needed" in capsys.readouterr().err
 
 
-def test_an_empty_folder_is_refused(tmp_path):
+def test_a_study_without_results_is_refused(tmp_path):
     with pytest.raises(SystemExit, match="no results there"):
-        cells.read_cells(tmp_path)
+        cells.read_cells(tmp_path / "mini.jsonl")
 
 
 @pytest.mark.parametrize("module", [cells, sections, figures, page])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import doctest
-import json
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -18,6 +17,7 @@ import parts
 import parts_table
 import pytest
 import rivals
+import studies
 import torch
 from field import Cell, best_rate, sweep
 from field_methods import METHODS, Worth
@@ -112,24 +112,25 @@ def test_every_cell_has_a_file_of_its_own():
         for rate in (None, *method.swept)
         for seed in (0, 1)
     }
-    assert len({cell.file for cell in cells}) == len(cells)
+    assert len({cell.name for cell in cells}) == len(cells)
 
 
 def test_the_best_rate_is_that_of_the_best_on_validation_images(tmp_path):
     cells = sweep(METHODS["l1"])
+    study = tmp_path / "field.jsonl"
     for cell, accuracy in zip(cells, (0.7, 0.8, 0.75), strict=True):
-        (tmp_path / cell.file).write_text(json.dumps(record(cell, accuracy)))
-    assert best_rate(cells, tmp_path) == cells[1].rate
-    assert best_rate([], tmp_path) is None
+        studies.add(study, cell.name, record(cell, accuracy))
+    assert best_rate(cells, study) == cells[1].rate
+    assert best_rate([], study) is None
 
 
 def test_a_rate_is_best_on_all_datasets_that_were_swept_together(tmp_path):
     cells = sweep(METHODS["unpruned"])
     for cell, accuracy in zip(cells, (0.7, 0.8, 0.6, 0.55, 0.9, 0.86), strict=True):
-        (tmp_path / cell.file).write_text(json.dumps(record(cell, accuracy)))
+        studies.add(tmp_path / "field.jsonl", cell.name, record(cell, accuracy))
     assert [cell.rate for cell in cells[:2]] == [0.3, 1.0]
-    assert best_rate(cells[2:], tmp_path) == 0.3
-    assert best_rate(cells, tmp_path) == 1.0
+    assert best_rate(cells[2:], tmp_path / "field.jsonl") == 0.3
+    assert best_rate(cells, tmp_path / "field.jsonl") == 1.0
 
 
 def test_rates_that_not_all_places_have_are_not_compared():
@@ -174,26 +175,23 @@ def test_a_rival_that_another_beats_on_the_seeds_of_both_is_left_out():
 
 
 def test_the_page_is_filled_and_its_figures_are_xml(tmp_path):
-    results, page = tmp_path / "results", tmp_path / "field.md"
-    results.mkdir()
+    results, folder, page = tmp_path / "field.jsonl", tmp_path / "parts.jsonl", tmp_path / "field.md"
     page.write_text((ROOT / "docs" / "field.md").read_text())
     for name, kind in (("ours", "ours"), ("quick", "quick"), ("l1", "rival"), ("smaller images", "small")):
         cell = Cell("efficientnet_lite0", "mnist", name, METHODS[name].sizes[0], None, 0)
-        (results / cell.file).write_text(json.dumps(record(cell, 0.9, kind)))
-    folder = tmp_path / "parts"
-    folder.mkdir()
+        studies.add(results, cell.name, record(cell, 0.9, kind))
     half = [("ours", 0.5, 0.8), ("basis", 0.5, 0.78), ("scores", 0.5, 0.75)]
     for name, share, accuracy in (*half, ("ours", 0.75, 0.6), ("basis", 0.75, 0.5)):
         place = {"model": "resnet50", "dataset": "mnist", "seed": 0, "part": name, "ours": "one", "instead": "another"}
         values = {"accuracy": accuracy, "untuned": 0.5, "parameters": 1000, "config": {"size": [share, share]}}
-        (folder / f"{name}-{share}.json").write_text(json.dumps(place | values))
+        studies.add(folder, f"{name}-{share}", place | values)
     readme = tmp_path / "README.md"
     readme.write_text((ROOT / "README.md").read_text())
     field_summary.write_pages(results, folder, page, readme)
     text = page.read_text()
-    assert "3 of 6 hold." in text
-    rows = ("Without 50%", "| scores | one | another | -5.0 |", "| basis | one | another | -2.0 |")
-    rows += ("Without 75%", "| basis | one | another | -10.0 |")
+    assert "3 of 6 comparisons hold." in text
+    rows = ("### 50% of the filters", "| scores | one | another | -5.0 |", "| basis | one | another | -2.0 |")
+    rows += ("### 75% of the filters", "| basis | one | another | -10.0 |")
     assert [text.index(row) for row in rows] == sorted(text.index(row) for row in rows)
     ET.parse(page.with_suffix("") / "mnist.svg")
 
@@ -207,8 +205,10 @@ def test_the_readme_shows_ours_beside_the_two_best_rivals_that_were_run_everywhe
     points += [made_up("hrank", "rival", 0.88, dataset=dataset, size=(0.3,)) for dataset in field.DATASETS]
     points.append(made_up("svd", "rival", 0.95, dataset="mnist"))
     _, _, *rows = field_summary.overview(points).splitlines()
-    assert [row.split(" | ")[0] for row in rows] == ["| unpruned 0.5", "| hrank 0.5", "| l1 0.5", "| ours 0.5"]
-    assert rows[-1] == "| ours 0.5 | 90.0% | 90.0% | 90.0% | 1.00M | 10.0M | 1.00 |"
+    assert [row.split(" | ")[0] for row in rows] == [
+        f"| {name}, \u221250%" for name in ("unpruned", "HRank", "L1", "ours")
+    ]
+    assert rows[-1] == "| ours, \u221250% | 90.0% | 90.0% | 90.0% | 1.00M | 10.0M | 1.00 |"
 
 
 # Rivals
@@ -275,7 +275,7 @@ def test_whatever_replaces_a_part_of_the_pruning_makes_another_smaller_network(n
 def test_every_part_has_a_file_of_its_own():
     ways = product(parts.PARTS, (0, 1), (parts.HALF, 0.75))
     cells = [parts.Cell("resnet50", "mnist", name, seed, share) for name, seed, share in ways]
-    assert len({cell.file for cell in cells}) == len(cells)
+    assert len({cell.name for cell in cells}) == len(cells)
 
 
 def test_without_any_points_nothing_is_as_good():

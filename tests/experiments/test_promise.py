@@ -36,12 +36,12 @@ def test_examples_run(module):
 
 def test_a_ladder_survives_its_file_and_is_small(tmp_path):
     made = ladder()
-    made.write(tmp_path / "a-0.json")
-    read = Ladder.read(tmp_path / "a-0.json")
+    made.write(tmp_path / "promise.jsonl")
+    (read,) = Ladder.read(tmp_path / "promise.jsonl")
     assert (read.answers == made.answers).all()
     assert (read.hits == made.hits).all()
     assert (read.rungs, read.config) == (made.rungs, made.config)
-    assert (tmp_path / "a-0.json").stat().st_size < 20_000
+    assert (tmp_path / "promise.jsonl").stat().st_size < 20_000
 
 
 def test_the_old_rule_breaks_a_budget_at_the_edge_and_certified_networks_do_not():
@@ -74,19 +74,19 @@ def test_intervals_are_wider_where_clusters_differ():
 
 def test_the_page_is_made_from_ladders(tmp_path):
     for seed in range(2):
-        ladder(seed).write(tmp_path / f"mnist-{seed}.json")
-    page = tmp_path / "promise.md"
-    page.write_text((ROOT / "docs" / "promise.md").read_text())
-    promise_summary.write_page(tmp_path, page, draws=4)
+        ladder(seed).write(tmp_path / "promise.jsonl")
+    page = tmp_path / "proof.md"
+    page.write_text((ROOT / "docs" / "proof.md").read_text())
+    promise_summary.write_page(tmp_path / "promise.jsonl", page, draws=4)
     text = page.read_text()
     assert "| MNIST | 2 |" in text
     assert "promise/rules.svg" in text
     assert ET.parse(tmp_path / "promise" / "rules.svg").getroot().tag.endswith("svg")
-    record = json.loads((tmp_path / "rules.json").read_text())
+    record = json.loads((tmp_path / "promise_rules.json").read_text())
     assert (record["draws"], record["ladders"]) == (4, {"mnist": 2})
     assert len(record["results"]) == 20
 
 
 def test_without_ladders_it_says_what_to_run(tmp_path):
     with pytest.raises(SystemExit, match=r"promise\.py"):
-        promise_summary.write_page(tmp_path, tmp_path / "x.md", draws=1)
+        promise_summary.write_page(tmp_path / "promise.jsonl", tmp_path / "x.md", draws=1)

@@ -21,8 +21,8 @@ from basisprune.data import Loaders
 from basisprune.errors import ConfigError, DataError
 from basisprune.results import RunSummary
 from basisprune.runs.compress import certify_run, compress
-from basisprune.runs.labelling import PAGE, read_answers
 from basisprune.runs.monitoring import check_run
+from basisprune.runs.record import PAGE, read_answers
 from basisprune.search import SearchConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")

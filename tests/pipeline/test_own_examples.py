@@ -10,7 +10,12 @@ from types import ModuleType
 
 import nbformat
 import pytest
+import torch
 from nbclient import NotebookClient
+from yolos import network_of
+
+import basisprune as bp
+from basisprune.errors import BundleError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -66,3 +71,31 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
     printed = [output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("parameters" in text for text in printed)
     assert (tmp_path / "small" / "report.html").exists()
+
+
+@pytest.mark.usefixtures("ultralytics")
+@pytest.mark.filterwarnings("ignore")  # so has Ultralytics
+def test_yolo_with_a_smaller_network_and_fewer_pictures(example, tmp_path, capsys):
+    parts = {"train": 64, "val": 24, "confirm": 24, "test": 24}
+    ratios = {"filter_ratio": 0.3, "basis_ratio": 0.3}
+    model = network_of("detect", tmp_path)
+    result = example("yolo").main(tmp_path, model=str(model), parts=parts, epochs=(30, 3), **ratios)
+    before, after = result.summary.test.before, result.summary.test.after
+    assert before.accuracy > 0.15
+    assert after.parameters < 0.7 * before.parameters
+    assert f"the same by Ultralytics, of small/yolo.pt: {after.accuracy:.1%}" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "small").iterdir()} >= {"yolo.pt", "model", "model.onnx", "report.html"}
+
+
+def test_segmentation_models_pytorch(example, tmp_path, capsys):
+    result = example("smp").main(str(tmp_path / "out"))
+    before, after = result.summary.test.before, result.summary.test.after
+    assert before.accuracy > 0.7
+    assert before.accuracy - after.accuracy < 0.1
+    assert after.parameters < 0.7 * before.parameters
+    assert result.summary.certificate.tests
+    assert "mean IoU on the test images" in capsys.readouterr().out
+    with pytest.raises(BundleError, match="segmentation_models_pytorch:FPN"):
+        bp.from_pretrained(tmp_path / "out" / "model")
+    loaded, pictures = bp.from_pretrained(tmp_path / "out" / "model", trust_remote_code=True), torch.rand(2, 3, 64, 64)
+    assert torch.equal(loaded(pictures), result.model(pictures))

@@ -19,7 +19,7 @@ from basisprune.errors import CheckpointError, ConfigError, ModelError
 from basisprune.recipes import RECIPES
 from basisprune.runs.compress import compress
 from basisprune.training.evaluation import evaluate
-from basisprune.transfer.kept import KeptModel, kept_model
+from basisprune.transfer.model import KeptModel, kept_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IMAGES = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))

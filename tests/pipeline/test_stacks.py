@@ -20,7 +20,9 @@ from transformers import (
 import basisprune as bp
 from basisprune.data import Loaders
 from basisprune.deploy.bundle import from_pretrained, save_pretrained
+from basisprune.deploy.export.onnx import to_proto
 from basisprune.deploy.fold import fold
+from basisprune.errors import BundleError, LayerError
 from basisprune.search import SearchConfig
 from basisprune.tasks import CLASSIFICATION, multilabel, regression, segmentation
 from basisprune.torchkit.running import loss_on
@@ -175,3 +177,73 @@ def test_a_network_that_takes_any_arguments_is_traced_and_stands_alone(tmp_path)
     folded, images = fold(Passing().requires_grad_(False), torch.zeros(2, 3, 8, 8)), torch.randn(3, 3, 8, 8)
     loaded = from_pretrained(save_pretrained(folded, tmp_path / "b", input_shape=(3, 8, 8)))
     assert torch.equal(loaded(images), folded(images))
+
+
+class Keeping(nn.Module):
+    """Keeps a grid for the shape of its last input, as the heads of YOLO's networks do, and cannot be traced."""
+
+    shape = None
+    grid = torch.empty(0)
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.width = width
+        self.conv, self.head = nn.Conv2d(3, width, 3, padding=1), nn.Conv2d(width, 3, 1)
+
+    def forward(self, images):
+        features = self.conv(images).relu()
+        if self.shape != features.shape:
+            self.grid, self.shape = 0.5 + torch.arange(features.shape[-1], dtype=features.dtype), features.shape
+        return {"scores": self.head(features * self.grid)}["scores" if images.mean() < 9 else "none"]
+
+
+@pytest.mark.parametrize("batch", [None, 1, 2, 3])
+def test_a_network_that_keeps_what_suits_its_last_input_has_a_free_batch_in_onnx(batch):
+    class Kept(Keeping):
+        def forward(self, images):
+            features = self.conv(images).relu()
+            if self.shape != features.shape:
+                self.grid, self.shape = 0.5 + torch.arange(features.shape[-1], dtype=features.dtype), features.shape
+            return self.head(features * self.grid)
+
+    network = Kept().eval()
+    if batch is not None:
+        network(torch.rand(batch, 3, 16, 16))
+    size = to_proto(network, torch.rand(2, 3, 16, 16)).graph.input[0].type.tensor_type.shape.dim[0]
+    assert size.dim_param == "batch"
+
+
+def test_a_network_that_was_judged_can_be_scored():
+    task, network = segmentation(), Keeping().eval()
+    judge(network, masked(), task)
+    (images, masks), *_ = masked()
+    loss_on(network, images, masks, task).backward()
+    assert network.conv.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_network_that_cannot_be_traced_is_built_by_the_class_that_it_is(tmp_path, has_run):
+    network, images = Keeping(6), torch.randn(2, 3, 16, 16)
+    if has_run:
+        network(images)
+    small = fold(bp.prune(network.eval(), 0.4, masked(), loss=segmentation(), remove="filters"), images)
+    folder = save_pretrained(small, tmp_path / "b", input_shape=(3, 16, 16))
+    with pytest.raises(BundleError, match=r"is built by '[\w.]*test_stacks:Keeping\(width=6\)'"):
+        from_pretrained(folder)
+    assert torch.equal(from_pretrained(folder, trust_remote_code=True)(images), small(images))
+
+
+def test_the_error_of_a_network_that_no_class_builds_is_that_of_its_graph(tmp_path):
+    network = Keeping(6).eval()
+    network.built_by = f"{__name__}:Passing"  # which is another
+    with pytest.raises((BundleError, LayerError), match="Keeping"):
+        save_pretrained(fold(network, torch.zeros(2, 3, 8, 8)), tmp_path / "b", input_shape=(3, 8, 8))
+    assert not (tmp_path / "b").exists()
+
+
+def test_such_a_network_is_compressed_to_a_bundle_without_a_word(tmp_path):
+    result = compressed(Keeping(12), masked, tmp_path / "out", onnx=False, task="segmentation")
+    assert "model" in result.summary.files
+    loaded = from_pretrained(tmp_path / "out" / "model", trust_remote_code=True)
+    images = masked(3)[0][0]
+    assert torch.equal(loaded(images), result.model(images))

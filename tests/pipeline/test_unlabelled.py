@@ -15,7 +15,7 @@ from tiny import NAMES, tiny_images, tiny_model, tiny_recipe, tiny_training
 from basisprune.errors import CheckpointError, ConfigError, DataError
 from basisprune.results import RunSummary
 from basisprune.runs.compress import Compressed, certify_run, compress
-from basisprune.runs.labelling import ANSWERS, PAGE, Answers, read_answers, read_labels
+from basisprune.runs.record import ANSWERS, PAGE, Answers, read_answers, read_labels
 from basisprune.search import SearchConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -102,7 +102,7 @@ def test_without_labels_the_result_is_estimated_and_says_what_to_label(place, ou
 
 
 def test_all_labelled_images_train_and_search(place, output):
-    listed = json.loads((output / "images.json").read_text())["images"]["parts"]
+    listed = json.loads((output / "images.json").read_text())["parts"]
     assert "confirm" not in listed
     assert sum(map(len, listed.values())) == 90
 

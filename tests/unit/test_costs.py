@@ -12,10 +12,11 @@ from torch import nn
 
 from basisprune.basis.decompose import decompose
 from basisprune.basis.layers import basis_pairs
-from basisprune.costs import measure, weight_uses
+from basisprune.costs import layer_reports, measure, weight_uses
+from basisprune.deploy.fold import fold
 from basisprune.errors import ModelError
 from basisprune.pruning import prune_basis
-from basisprune.types import BasisPlan, LayerPlan
+from basisprune.types import BasisPlan, InputSpec, LayerPlan
 
 # name: layer, input shape, parameters, multiply-adds
 BY_HAND = {
@@ -141,3 +142,15 @@ def test_uses_of_weights_add_up_to_the_multiply_adds(network, linear):
     for net in (model, decompose(model, linear=linear)):
         sizes = {name: value.numel() for name, value in net.named_parameters()}
         assert sum(sizes[name] * uses for name, uses in weight_uses(net, shape).items()) == measure(net, shape).macs
+
+
+def test_reports_of_layers_have_their_channels_before_and_after():
+    torch.manual_seed(0)
+    unpruned = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.ReLU(), nn.Conv2d(8, 6, 3, bias=False))
+    small = nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), nn.ReLU(), nn.Conv2d(5, 6, 3, bias=False))
+    for network in (unpruned, small):
+        network.input_spec = InputSpec((8, 8), (0.5,) * 3, (0.5,) * 3)
+    pruned = decompose(small)
+    found = layer_reports(pruned, fold(pruned, torch.zeros(1, 3, 8, 8)), unpruned)
+    assert [(each.channels, each.full_channels) for each in found] == [(5, 8), (6, 6)]
+    assert [each.full_channels for each in layer_reports(pruned, small)] == [None, None]

@@ -32,8 +32,9 @@ from basisprune.errors import (
     nearest,
 )
 from basisprune.runs.preflight import class_scores
+from basisprune.tasks import CLASSIFICATION
 from basisprune.torchkit.watching import watch_run
-from basisprune.transfer.kept import kept_model
+from basisprune.transfer.model import kept_model
 
 LISTING = [
     ConfigError,
@@ -144,7 +145,7 @@ def test_a_network_without_memory_is_not_told_to_be_a_wrong_network(error):
         lambda: watch_run(network, images),
         lambda: kept_model(network),
         lambda: trace_coupling(network, images),
-        lambda: class_scores(network, images, 4, training=False),
+        lambda: class_scores(network, CLASSIFICATION, images, 4, training=False),
     ):
         with pytest.raises(type(error)) as caught:
             work()

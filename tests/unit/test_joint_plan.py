@@ -17,7 +17,7 @@ from basisprune.basis.decompose import decompose, recompose
 from basisprune.basis.layers import BasisPair, basis_pairs
 from basisprune.costs import measure, weight_uses
 from basisprune.coupling import trace_coupling
-from basisprune.coupling.blocks import find_blocks
+from basisprune.coupling.cutting import find_blocks
 from basisprune.deploy.fold import fold
 from basisprune.deploy.timing import table_milliseconds, time_network, wanted_shapes
 from basisprune.errors import PlanError, TooMuchError

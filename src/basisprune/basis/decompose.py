@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from basisprune.basis.layers import BasisPair, BasisScalingConv, dense_weight
-from basisprune.errors import ConfigError, LayerError
-from basisprune.torchkit.kinds import copied, has_computed_weights, plain_weights
-from basisprune.torchkit.moments import LossStatistics, OutputStatistics, loss_statistics, output_statistics
-from basisprune.torchkit.running import Loss
+from basisprune.basis.factors import make_pair, matrix_shape, plain_layer, refuse_odd_numbers
+from basisprune.basis.layers import BasisPair, dense_weight
+from basisprune.basis.loss_axes import split_by_axes, that_ran, with_pairs
+from basisprune.errors import ConfigError
+from basisprune.torchkit.moments import OutputStatistics, output_statistics
+from basisprune.torchkit.running import Loss, copied, has_computed_weights, plain_weights
 from basisprune.torchkit.surgery import (
     TORCH_CONVS,
     Layer,
@@ -25,7 +26,6 @@ from basisprune.torchkit.surgery import (
     clone_conv,
     find_layers,
     is_depthwise,
-    is_transposed,
     make_linear,
     match_layers,
     model_heads,
@@ -67,7 +67,7 @@ def choose_layers(
     spared = _spared(model, layers) if linear == "auto" else {}
     choices = []
     for name, layer in layers.items():
-        groups, fan_in, fan_out = _matrix_shape(layer)
+        groups, fan_in, fan_out = matrix_shape(layer)
         rank = min(fan_in, fan_out)
         reason = spared.get(name)
         if name in ignored:
@@ -87,7 +87,7 @@ def _spared(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, str]:
     linear = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
     spared = {name: "the classifier: it is trained as it is" for name, layer in linear.items() if layer in heads}
     # Not by the weight itself: one that is computed, such as by a spectral norm, would move when it is read.
-    counts = {name: math.prod(_matrix_shape(layer)) for name, layer in layers.items() if name not in spared}
+    counts = {name: math.prod(matrix_shape(layer)) for name, layer in layers.items() if name not in spared}
     linear_ones = sum(counts[name] for name in linear if name in counts)
     pairs = [pair for _, pair in find_layers(model, BasisPair)]  # what was split before counts as what it was
     all_of_them = sum(counts.values()) + sum(map(_dense_size, pairs))
@@ -98,7 +98,7 @@ def _spared(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, str]:
 
 
 def _dense_size(pair: BasisPair) -> int:
-    _, fan_in, _ = _matrix_shape(pair.basis)
+    _, fan_in, _ = matrix_shape(pair.basis)
     return fan_in * pair.out_channels
 
 
@@ -134,30 +134,6 @@ def decompose(
     >>> decompose(model)[0].rank
     8
     """
-    return split_layers(
-        model,
-        scale_init=scale_init,
-        basis=basis,
-        batches=batches,
-        loss=loss,
-        ignored_layers=ignored_layers,
-        linear=linear,
-        inplace=inplace,
-    )[0]
-
-
-def split_layers(
-    model: nn.Module,
-    *,
-    scale_init: float,
-    basis: Basis,
-    batches: Iterable[object] | None,
-    loss: Loss = F.cross_entropy,
-    ignored_layers: LayerPatterns = (),
-    linear: LinearLayers = "auto",
-    inplace: bool = False,
-) -> tuple[nn.Module, Mapping[str, OutputStatistics]]:
-    """What `decompose` does, with all that was seen on the way."""
     faults = []
     if not 0 < scale_init < float("inf"):
         faults.append(f"scale_init: {scale_init} given; it must be a positive number, such as 1.0 or 0.5")
@@ -171,32 +147,26 @@ def split_layers(
         raise ConfigError.of("decompose", faults)
     if has_computed_weights(model):
         model, inplace = plain_weights(model) if inplace else copied(model), True
+    layers = layers_to_split(model, ignored_layers=ignored_layers, linear=linear)
+    if basis == "loss" and batches is not None:
+        return split_by_axes(model, layers, batches, loss, scale_init=scale_init, inplace=inplace)[0]
+    names, statistics = list(layers), {}
+    if batches is not None:
+        statistics = output_statistics(model, names, batches, optional=names)
+        names = that_ran(names, statistics)
+    pairs = {name: _split(name, layers[name], scale_init, statistics.get(name)) for name in names}
+    return with_pairs(model, pairs, inplace=inplace)
+
+
+def layers_to_split(
+    model: nn.Module, *, ignored_layers: LayerPatterns = (), linear: LinearLayers = "auto"
+) -> dict[str, Layer]:
+    """Return the layers that `choose_layers` does not leave alone; raise LayerError for one that cannot be split."""
     choices = choose_layers(model, ignored_layers=ignored_layers, linear=linear)
     names = [choice.name for choice in choices if choice.left_alone is None]
     check_layers(model, names)
-    statistics: Mapping[str, OutputStatistics] = {}
-    if batches is not None:
-        statistics = _seen(model, names, batches, loss if basis == "loss" else None)
-        names = list(statistics)
     layers: dict[str, Layer] = dict(find_layers(model, (*TORCH_CONVS, nn.Linear)))
-    pairs = {name: _split(name, layers[name], scale_init, statistics.get(name)) for name in names}
-    result = model if inplace else copied(model)
-    for name, pair in pairs.items():
-        result = replace_module(result, name, pair)
-    return result, statistics
-
-
-def _seen(
-    model: nn.Module, names: list[str], batches: Iterable[object], loss: Loss | None
-) -> Mapping[str, OutputStatistics]:
-    """What is seen of the outputs of the layers that run, and with a loss what they are worth to it."""
-    if loss is None:
-        found: Mapping[str, OutputStatistics] = output_statistics(model, names, batches, optional=names)
-    else:
-        found = loss_statistics(model, names, batches, loss=loss, optional=names)
-    if idle := [name for name in names if name not in found]:
-        logger.info("left alone, because they never ran on the given images: %s", ", ".join(idle))
-    return found
+    return {name: layers[name] for name in names}
 
 
 def check_layers(model: nn.Module, names: Iterable[str]) -> None:
@@ -208,12 +178,7 @@ def check_layers(model: nn.Module, names: Iterable[str]) -> None:
         elif isinstance(layer, TORCH_CONVS):
             plain_conv(name, layer)
         if isinstance(weight := layer._parameters.get("weight"), Tensor):
-            _refuse_odd_numbers(name, weight)
-
-
-def _refuse_odd_numbers(name: str, weight: Tensor) -> None:
-    if not bool(weight.isfinite().all()):
-        raise LayerError(name, "its weight holds NaN or infinite values; load the weights again")
+            refuse_odd_numbers(name, weight)
 
 
 def recompose(model: nn.Module, *, inplace: bool = False) -> nn.Module:
@@ -241,26 +206,9 @@ def merge_pair(pair: BasisPair) -> Layer:
 
 @torch.no_grad()
 def _split(name: str, layer: Layer, scale_init: float, statistics: OutputStatistics | None) -> BasisPair:
-    plain = plain_linear(name, layer) if isinstance(layer, nn.Linear) else plain_conv(name, layer)
-    groups, _, _ = _matrix_shape(plain)
-    matrix = to_matrix(plain)
-    _refuse_odd_numbers(name, matrix)
-    if statistics is None:
-        first, second = weight_basis(matrix)
-    elif isinstance(statistics, LossStatistics):
-        first, second = loss_basis(matrix, statistics.covariance, statistics.metric)
-    else:
-        first, second = output_basis(matrix, statistics.covariance)
-    like = plain.weight
-    spatial = like.dim() - 2
-    weight = second.mT.flatten(0, 1).reshape(-1, second.shape[1], *[1] * spatial)
-    scaling = BasisScalingConv(
-        weight.to(like.device, like.dtype).contiguous(),
-        scale=torch.full((groups * second.shape[1],), scale_init, device=like.device, dtype=like.dtype),
-        bias=None if plain.bias is None else plain.bias.detach().clone(),
-        groups=groups,
-    )
-    return BasisPair(with_matrix(plain, first), scaling)
+    plain, matrix = plain_layer(name, layer)
+    first, second = weight_basis(matrix) if statistics is None else output_basis(matrix, statistics.covariance)
+    return make_pair(plain, first, second, plain.bias, scale=scale_init)
 
 
 def weight_basis(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -297,100 +245,3 @@ def output_basis(matrix: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         _, vectors = torch.linalg.eigh(covariance)
         axes = vectors.flip(-1)
     return matrix @ axes, axes.mT
-
-
-def _matrix_shape(layer: Layer) -> tuple[int, int, int]:
-    """(groups, k, c_o / groups): the shape of the layer's weight as one matrix per group."""
-    if isinstance(layer, nn.Linear):
-        return 1, layer.in_features, layer.out_features
-    fan_in = layer.in_channels // layer.groups * math.prod(layer.kernel_size)
-    return layer.groups, fan_in, layer.out_channels // layer.groups
-
-
-def full_rank(layer: Layer, outputs: int | None = None) -> int:
-    """The most basis vectors of use to a layer, over all groups; with that many outputs, if those are not its own."""
-    groups, fan_in, fan_out = _matrix_shape(layer)
-    return groups * min(fan_in, fan_out if outputs is None else outputs // groups)
-
-
-def to_matrix(layer: Layer) -> Tensor:
-    """The layer's weight in float64 as (groups, k, c_o / groups)."""
-    weight = layer.weight.detach().double()
-    shape = _matrix_shape(layer)
-    if is_transposed(layer):  # (c_i, c_o/g, *)
-        grouped = weight.view(shape[0], -1, *weight.shape[1:])
-        return grouped.flatten(3).transpose(2, 3).reshape(shape)
-    return weight.reshape(shape[0], shape[2], shape[1]).mT
-
-
-def with_matrix(layer: Layer, matrix: Tensor) -> Layer:
-    """The layer without bias and with `matrix` (groups, k, r) for its weight, so with groups * r outputs."""
-    groups, _, rank = matrix.shape
-    old = layer.weight
-    if isinstance(layer, nn.Linear):
-        return make_linear(matrix[0].mT.to(old.device, old.dtype), None)
-    if is_transposed(layer):
-        per_input = matrix.reshape(groups, old.shape[0] // groups, -1, rank).transpose(2, 3)
-        weight = per_input.reshape(old.shape[0], rank, *old.shape[2:])
-    else:
-        weight = matrix.mT.reshape(groups * rank, *old.shape[1:])
-    return clone_conv(layer, weight, None)
-
-
-RIDGE = 1e-2
-"""What is added to the diagonal of G, as a fraction of its mean, so that no direction seems free for want of images."""
-
-_SHORT = 1e-6
-
-
-def with_ridge(metric: Tensor) -> Tensor:
-    """G (…, n, n) with a small multiple of the identity added."""
-    size = metric.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-    return metric + RIDGE * size * _eye(metric)
-
-
-def metric_roots(metric: Tensor) -> tuple[Tensor, Tensor]:
-    """G^1/2 and G^-1/2 (…, n, n), with the ridge in G; where the loss reads nothing, G counts as the identity."""
-    read = metric.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] > 0
-    values, axes = torch.linalg.eigh(torch.where(read, with_ridge(metric), _eye(metric)))
-    roots = values.sqrt()[..., None, :]
-    return axes * roots @ axes.mT, axes / roots @ axes.mT
-
-
-def _eye(metric: Tensor) -> Tensor:
-    return torch.eye(metric.shape[-1], dtype=metric.dtype, device=metric.device)
-
-
-def loss_basis(matrix: Tensor, covariance: Tensor, metric: Tensor) -> tuple[Tensor, Tensor]:
-    """W G^1/2 U (…, k, r) and U^T G^-1/2 (…, r, c_o), in descending order of what a vector is worth, balanced.
-
-    With C the covariance of a layer's outputs and G the second moment of the loss gradient there, taking the outputs y
-    - E[y] to P (y - E[y]) costs about tr(G (1 - P) C (1 - P)^T) / 2. In coordinates G^1/2 y this is a plain distance,
-    and the best P of a rank keeps the leading eigenvectors U of G^1/2 C G^1/2: the eigenvalues are what the others
-    cost. `matrix` is W (…, k, c_o), `covariance` C and `metric` G of its outputs (…, c_o, c_o). Fewer inputs than
-    outputs: U is taken within what the layer can output, so that the product is W at full rank.
-    """
-    root, inverse = metric_roots(metric)
-    seen = matrix @ root
-    inner = root @ covariance @ root
-    if matrix.shape[-2] < matrix.shape[-1]:
-        space, _ = torch.linalg.qr(seen.mT)
-        _, axes = torch.linalg.eigh(space.mT @ inner @ space)
-        vectors = space @ axes.flip(-1)
-    else:
-        _, axes = torch.linalg.eigh(inner)
-        vectors = axes.flip(-1)
-    return balanced(seen @ vectors, vectors.mT @ inverse)
-
-
-def balanced(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors (…, k, r) and (…, r, c_o) with the same product and, for each vector, equal norms.
-
-    Otherwise one factor is thousands of times as large as the other, and no learning rate suits both. A vector
-    whose filter is zero keeps a column of moderate size.
-    """
-    inner = torch.linalg.vector_norm(first, dim=-2)
-    outer = torch.linalg.vector_norm(second, dim=-1)
-    inner = inner.clamp_min(_SHORT * float(inner.amax()))
-    balance = torch.where((inner > 0) & (outer > 0), outer / inner, 1.0).sqrt()
-    return first * balance[..., None, :], second / balance[..., None]

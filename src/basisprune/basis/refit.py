@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from basisprune.basis.decompose import balanced, metric_roots, to_matrix, with_matrix
+from basisprune.basis.factors import make_pair, to_matrix
 from basisprune.basis.layers import BasisPair, BasisScalingConv, basis_pairs, half_name
+from basisprune.basis.loss_axes import split_by_axes
 from basisprune.errors import ConfigError
 from basisprune.torchkit.moments import LossStatistics, OutputStatistics, loss_statistics, output_statistics
 from basisprune.torchkit.running import Loss
@@ -76,8 +77,9 @@ def rebase(
     """
     if basis not in get_args(Axes):
         raise ConfigError(f"basis: {basis!r} given; allowed are {', '.join(get_args(Axes))}")
-    found: Mapping[str, OutputStatistics]
-    found = loss_basis_statistics(model, batches, loss=loss) if basis == "loss" else basis_statistics(model, batches)
+    if basis == "loss":
+        return split_by_axes(model, basis_pairs(model), batches, loss, inplace=inplace)[0]
+    found = basis_statistics(model, batches)
     turned = {name: _turned(pair, found[name]) for name, pair in basis_pairs(model).items() if name in found}
     result = model if inplace else copy.deepcopy(model)
     for name, pair in turned.items():
@@ -87,19 +89,14 @@ def rebase(
 
 @torch.no_grad()
 def _turned(pair: BasisPair, found: OutputStatistics) -> BasisPair:
-    old, columns = pair.scaling, pair.scaling.columns()
-    roots = metric_roots(found.metric) if isinstance(found, LossStatistics) else None
-    # G^1/2 V_s = space triangle; the outputs' covariance within that space is triangle C triangle^T.
-    space, triangle = torch.linalg.qr(columns if roots is None else roots[0] @ columns)
+    # V_s = space triangle; the outputs' covariance within that space is triangle C triangle^T.
+    space, triangle = torch.linalg.qr(pair.scaling.columns())
     _, axes = torch.linalg.eigh(triangle @ found.covariance @ triangle.mT)
     axes = axes.flip(-1)
     first, second = to_matrix(pair.basis) @ triangle.mT @ axes, space @ axes
-    if roots is not None:
-        first, rows = balanced(first, (roots[1] @ second).mT)
-        second = rows.mT
-    scaling = _like(old, second, None if old.bias is None else old.bias.detach().clone())
-    scaling.scale.requires_grad_(old.scale.requires_grad)
-    return BasisPair(with_matrix(pair.basis, first), scaling)
+    turned = make_pair(pair.basis, first, second.mT, pair.scaling.bias)
+    turned.scaling.scale.requires_grad_(pair.scaling.scale.requires_grad)
+    return turned
 
 
 @torch.no_grad()
@@ -148,8 +145,8 @@ def least_squares(
     """A (groups, p, k): how the features that go follow from those that stay, z_P ~ m_P + A (z_K - m_K).
 
     `kept` (groups, k) and `gone` (groups, p) are places within the groups, `eps` the precision of the features. Solved
-    for features of unit variance, so that their sizes do not matter. A feature that hardly varies, and a direction in
-    which features hardly differ, say nothing but rounding errors, and are left out. With `faint`, a feature whose
+    for features of unit variance, so that their sizes do not matter. A feature that hardly varies says nothing but
+    rounding errors, and is left out. With `faint`, a feature whose
     variance is far below that part of the mean one counts as smaller than it is, so that it hardly predicts anything:
     its weight would be huge, and training, which moves features, would move the output out of all proportion.
     """
@@ -162,8 +159,10 @@ def least_squares(
     alive = variance > size * (10 * eps) ** 2
     noise = faint * variance.mean(-1, keepdim=True)
     unit = torch.where(alive, variance + noise, 1.0).rsqrt() * alive
-    values, vectors = torch.linalg.eigh(unit[:, :, None] * inner * unit[:, None])
-    clear = values > values[:, -1:] * eps * values.shape[1]
-    inverse = clear / torch.where(clear, values + ridge, 1.0)
-    predictor: Tensor = ((cross * unit[:, None]) @ vectors * inverse[:, None]) @ vectors.mT * unit[:, None]
+    if not bool(cross.any()):  # as between the features of a fresh basis
+        return cross
+    least = max(ridge, eps * unit.shape[1])  # two features may be the same
+    correlations = unit[:, :, None] * inner * unit[:, None]
+    root = torch.linalg.cholesky(correlations + least * torch.eye(unit.shape[1], dtype=unit.dtype, device=unit.device))
+    predictor: Tensor = torch.cholesky_solve((cross * unit[:, None]).mT, root).mT * unit[:, None]
     return predictor

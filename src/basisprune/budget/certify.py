@@ -89,7 +89,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What is known of the budget at the end: "certified" by a test on images nobody had seen, or "estimated".
+    """What is known of the budget at the end: "certified" by a test on held-out images, or "estimated".
 
     `tests` are in the order in which they were made, from the largest or slowest candidate on: the first that fails
     ends them, so that all together err with at most 1 - `confidence`. `images` were tested; `units` of them are
@@ -229,7 +229,7 @@ def check_confidence(confidence: float) -> list[str]:
 class AcceptanceRule:
     """How the search judges candidates, on its own images.
 
-    With so many `confirming` units of images to come, a candidate passes if it is likely to be certified on them: that
+    With this many `confirming` units to come, a candidate passes if it is likely to be certified on them: that
     asks for a margin, the bound and not the estimate. With None it passes by the estimate.
     """
 
@@ -293,7 +293,7 @@ def few_in_order(entries: Sequence[Entry]) -> list[int]:
 def certify(promise: Guarantee, images: int, candidates: Iterable[T], test: Callable[[T], Test]) -> Certificate:
     """Test the candidates in the given order, until one fails; the last that passed is certified.
 
-    `test` is called for each that is tested, once, on so many `images`.
+    `test` is called for each that is tested, once, on this many `images`.
     """
     tests: list[Test] = []
     for candidate in candidates:
@@ -321,7 +321,7 @@ def failure(promise: Guarantee, test: Test, images: int) -> str:
 
 
 def certifiable(images: int, differing: float = TYPICAL, confidence: float = 0.95) -> float:
-    """The loss of accuracy that so many images certify of a network that loses none on them.
+    """The loss of accuracy that this many images certify for a network that loses none on them.
 
     `differing` is the share of images on which only one of the two networks is right.
 

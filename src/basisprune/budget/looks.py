@@ -3,7 +3,7 @@
 Two networks that give the same answer are both right or both wrong, so an image on which they agree needs no label. The
 others are labelled in random order, and the test may end early: at each of a few looks, Tango's score is compared with
 a boundary, and the boundaries together spend the error (Lan and DeMets, Biometrika 70, 1983; spending as O'Brien and
-Fleming's). Images without a label count as lost, so that the answer may be had before all are labelled.
+Fleming's). Images without a label count as lost, so that the test may be decided before all are labelled.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def value_of(metric: Metric, outcomes: Outcomes) -> float:
     """Return the metric of these outcomes, that of a task or of predicted classes; classes without images do not count.
 
     "balanced" is the mean of the accuracies of all classes, "macro-f1" that of their F1 scores, and "worst-class" the
-    accuracy of the class that is worst off. Images of one unit count as one, a function in the mean over draws of one
+    accuracy of the class that is worst off. Images of one unit count as one, a function averaged over draws of one
     of each. Raises ConfigError if a function returns anything but a finite number.
     """
     if isinstance(metric, Task) or not isinstance(outcomes, Predictions):

@@ -12,7 +12,7 @@ from torch import nn
 from basisprune.basis.decompose import recompose
 from basisprune.budget.goal import Optimize
 from basisprune.costs import weight_uses
-from basisprune.coupling.blocks import find_blocks
+from basisprune.coupling.cutting import find_blocks
 from basisprune.deploy.timing import measured_table, read_table, time_network, wanted_shapes
 from basisprune.importance.layer_access import Batches
 from basisprune.importance.loss import BasisLoss, FilterLoss, basis_loss, filter_loss, joint_loss

@@ -37,7 +37,7 @@ def wilson_interval(hits: int, count: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Paired(Evidence):
-    """How two networks differ on the same images: the second loses so many of them, and wins so many.
+    """How two networks differ on the same images: how many the second loses, and how many it wins.
 
     The tests and intervals are those of Tango's score (Statistics in Medicine 17, 1998): the variance is the one under
     the hypothesis that is tested, so that no change at all is not taken for certainty. At a margin of 0 the test is

@@ -12,7 +12,7 @@ from basisprune.budget.metrics import in_points, in_words
 LEAST, MOST = 0.1, 0.4  # more would leave too few to train on; fewer only networks that lose nothing can pass
 _SPARE = 1.02  # classes are divided to the nearest image
 _LEAST_SEARCH = 30
-_OTHER = 4  # metrics that weigh classes are tested on fewer images of each: so many times more, where there are more
+_OTHER = 4  # metrics that weigh classes are tested on fewer images of each: this many times more, where there are more
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def shares(
     validation: int | None = None,
     has_test: bool = False,
 ) -> Shares:
-    """Divide so many independent images; with `unlabelled` ones, or without a guarantee, none of these confirm.
+    """Divide this many independent images; with `unlabelled` ones, or without a guarantee, none of these confirm.
 
     As many confirm as certify the budget in most cases, and at least 10%; if these are more than 40%, then 40%; and if
     these could not certify it, none, because they train a better network.
@@ -136,7 +136,7 @@ def _needed(guarantee: Guarantee, power: float) -> int | None:
 
 
 def _possible(guarantee: Guarantee, confirm: int) -> str:
-    """Say what so many images make possible."""
+    """Say what this many images make possible."""
     wanted, enough = _wanted(guarantee), _needed(guarantee, 0.8)
     if not _is_plain_loss(guarantee):
         return f"{confirm:,} images may certify {wanted}"

@@ -47,10 +47,10 @@ def main(
 
     \b
     Examples:
-      basisprune demo                                                      (see it work, in about ten minutes)
-      basisprune compress --model resnet50 --data photos --output out      (lose at most 1% accuracy)
-      basisprune predict out new-photos                                    (use the result)
-      basisprune export out --to openvino                                  (for another runtime)
+      basisprune demo                          (see it work, in about ten minutes)
+      basisprune compress --model resnet50 --data photos --output out
+      basisprune predict out new-photos        (use the result)
+      basisprune export out --to openvino      (for another runtime)
 
     Exit codes: 0 done, 1 error, 2 usage error, 3 no pruned model within the budget, 130 interrupted.
     """

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from basisprune.cli.common import NOT_KEPT, Json, Teller, TrustCode, show, show_json, told_errors
+from basisprune.cli.common import NOT_KEPT, Json, Teller, TrustCode, show, show_json
 from basisprune.cli.compress import finish
 
 
@@ -34,7 +34,8 @@ def certify(
 
     \b
     Examples:
-      basisprune compress --model resnet50 --data photos --unlabelled week46 --output out
+      basisprune compress --model resnet50 --data photos --output out \\
+          --unlabelled week46
       basisprune certify out --labels labels.csv
       basisprune certify out --unlabelled week47
 
@@ -43,16 +44,15 @@ def certify(
     """
     if labels is None and unlabelled is None:
         raise typer.BadParameter("pass --labels, --unlabelled or both")
-    with told_errors():
-        if unlabelled is None and labels is not None:
-            from basisprune.runs.compress import certify_run
+    if unlabelled is None and labels is not None:
+        from basisprune.runs.compress import certify_run
 
-            result = certify_run(run, labels, trust_code=trust_code, callback=Teller())
-            finish(result.summary, run, as_json=as_json)
-            return
-        from basisprune.runs.monitoring import check_run
+        result = certify_run(run, labels, trust_code=trust_code, callback=Teller())
+        finish(result.summary, run, as_json=as_json)
+        return
+    from basisprune.runs.monitoring import check_run
 
-        check = check_run(run, str(unlabelled), labels, trust_code=trust_code, callback=Teller())
+    check = check_run(run, str(unlabelled), labels, trust_code=trust_code, callback=Teller())
     if as_json:
         show_json({**asdict(check), "folder": str(check.folder), "verdict": check.verdict})
     else:

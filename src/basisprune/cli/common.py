@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TextIO, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -49,6 +49,9 @@ _ADVICE = {
 }
 _FROM_WORKER = re.compile(r"Error: \[Errno (\d+)\] (.+)\s*$")  # the last line of what PyTorch makes of its error
 _IGNORED = frozenset({"versions", "device_sha256", "prepared"})
+_NAMED = re.compile(
+    rf"^({'|'.join(OPTIONS)})\b(?=[:,] | given)|\b({'|'.join(name for name in OPTIONS if '_' in name)})\b(?![=:]\S)"
+)
 _ONLY_TYPED = {  # what would let a file run code, or replace others
     "trust_code": "a file cannot vouch for itself; if you trust its author, pass --trust-code on the command line",
     "ray_address": "a cluster runs code here and there; pass --ray-address on the command line",
@@ -59,15 +62,12 @@ _PLACE = "where export writes is said on the command line alone"
 
 @contextmanager
 def told_errors() -> Iterator[None]:
-    """Prints errors of basisprune and of the system without a traceback and exits with code 1; Ctrl-C exits with 130.
-
-    A program that is ended by somebody else's code, such as a network's, ends with an error too.
-    """
+    """Print errors without a traceback and exit with code 1, whoever raised them; Ctrl-C exits with 130."""
     try:
         yield
     except BasisPruneError as error:
-        raise _failed(error.text(indented)) from error
-    except BrokenPipeError as error:  # whoever read the output has gone
+        raise _failed(as_typed(error).text(indented)) from error
+    except BrokenPipeError as error:  # the reader of the output has gone
         raise typer.Exit(FAILED) from error
     except OSError as error:
         raise _failed(_said_by_system(error)) from error
@@ -87,6 +87,17 @@ def told_errors() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
+def as_typed(error: BasisPruneError) -> BasisPruneError:
+    """Write the options in an error about them as they are typed; those in a file have its name.
+
+    >>> str(as_typed(ConfigError.of("compress", ["max_drop, min_accuracy given; pass one", "size: 0 given"])))
+    '2 faults\\n  - --max-drop, --min-accuracy given; pass one\\n  - --size: 0 given'
+    """
+    if not isinstance(error, ConfigError) or error.where not in ("", "compress", "load_data", "train"):
+        return error
+    return ConfigError(*(_NAMED.sub(lambda name: f"--{name[0].replace('_', '-')}", fault) for fault in error.faults))
+
+
 def indented(text: str) -> str:
     """The text, its further lines indented, so that none of them looks like a line of ours."""
     return "\n    ".join(text.split("\n"))
@@ -98,7 +109,6 @@ def _failed(message: str) -> typer.Exit:
 
 
 def _said_by_system(error: OSError) -> str:
-    """What the system says, where, and what to do about it."""
     if error.errno is None and (inner := _FROM_WORKER.search(str(error))):
         error = OSError(int(inner[1]), inner[2])
     name = error.filename if error.filename2 is None else error.filename2  # of what was to be replaced
@@ -111,7 +121,7 @@ class Commands(TyperGroup):
     """The subcommands, with one place that meets whatever goes wrong in any of them."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """What the command ends with; a stream that is closed is nowhere, and no name is impossible to print.
+        """Run the command; a stream that is closed is nowhere, and no name is impossible to print.
 
         No Python that is started meanwhile, by whatever library, imports modules of the current folder.
         """
@@ -124,7 +134,6 @@ class Commands(TyperGroup):
             os.environ[_SAFE_PATH] = before  # which means nothing where it is empty
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        """What the subcommand gives; its output has arrived."""
         try:
             with told_errors():
                 result = super().invoke(ctx)
@@ -144,23 +153,18 @@ _CODE: dict[str, Literal["factory", "loaders", "task"]] = {
 """The options that may name code, and what that is to give."""
 
 
-def _listed(value: object) -> list[str]:
-    return [str(each) for each in (value if isinstance(value, list | tuple) else [value])]
-
-
 class Command(TyperCommand):
     """A subcommand: of code that texts refer to, it imports what was typed here, or with --trust-code any."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        """What the subcommand gives."""
-        _escape_logs()
+        logging.basicConfig(handlers=[_Escaping()])  # unless somebody has set up logging
         from basisprune.torchkit.imports import Code, only_code
 
         typed: list[Code] = [
             (role, name)
             for option, role in _CODE.items()
             if typed_here(ctx, option)
-            for name in _listed(ctx.params[option])
+            for name in (ctx.params[option] if option == "models" else [str(ctx.params[option])])
             if not os.path.exists(name)  # a folder is no function, whatever it is called
         ]
         with only_code(None if ctx.params.get("trust_code") else typed):
@@ -179,18 +183,11 @@ class Command(TyperCommand):
                     formatter.write_dl(records)
 
 
-class _Escaping(logging.Formatter):
-    """Writes records without what a terminal acts on: libraries log texts out of files."""
+class _Escaping(logging.StreamHandler[TextIO]):
+    """Writes records to stderr without what a terminal acts on: libraries log texts out of files."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
-
-
-def _escape_logs() -> None:
-    """Have what libraries log go to stderr with escapes, unless somebody has set up logging."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Escaping())
-    logging.basicConfig(handlers=[handler])
 
 
 def _mend_streams() -> None:
@@ -234,7 +231,6 @@ class Teller(NullCallback):
     """Prints each message of a run on stderr."""
 
     def log(self, line: str) -> None:
-        """Prints the message."""
         tell(line)
 
 
@@ -257,6 +253,7 @@ def option(name: str) -> Any:
         metavar=metavar if unit is None else unit.metavar,
         help=declared.help,
         hidden=declared.hidden,
+        show_default=not isinstance(declared.default, bool),
         rich_help_panel=declared.panel,
     )
 
@@ -267,7 +264,7 @@ def _parser(declared: Option) -> Callable[[Any], object] | None:
         return partial(_parsed, declared.unit.parse)
     if Sequence[float] in get_args(declared.type):
         return partial(_parsed, _numbers)
-    return _as_given if declared.name in ("recipe", "search") else None
+    return (lambda given: given) if declared.name in ("recipe", "search") else None  # in a file, a mapping
 
 
 def _numbers(text: object) -> list[float]:
@@ -287,11 +284,6 @@ def _parsed(parse: Callable[[object], object], text: object) -> object:
         return parse(text)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
-
-
-def _as_given(value: object) -> object:
-    """Keep a name from the command line, or a mapping of settings from a file."""
-    return value
 
 
 def takes_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -326,24 +318,23 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     """Use the settings in a YAML file as defaults of the command's options; report all faults at once."""
     if path is None:
         return None
-    with told_errors():
-        from basisprune.runs.parsing import read_settings
+    from basisprune.runs.parsing import read_settings
 
-        given = {key.replace("-", "_"): value for key, value in read_settings(path).items() if key not in _IGNORED}
-        options = _options(ctx.command)
-        hints = get_type_hints(ctx.command.callback, include_extras=True)
-        only_typed = _ONLY_TYPED | (dict.fromkeys(("result", "output"), _PLACE) if "overwrite" in options else {})
-        faults = []
-        for key, value in given.items():
-            if key in only_typed and value is not None:
-                faults.append(f"{key}: {value!r} given in a file; {only_typed[key]}")
-            elif key not in options:
-                hint = nearest(key, options) or f" Known settings: {', '.join(options)}"
-                faults.append(f"{key}: no such setting.{hint}")
-            elif value is not None:
-                faults += _faults_of(key, value, get_args(hints[options[key]]))
-        if faults:
-            raise ConfigError.of(str(path), faults)
+    given = {key.replace("-", "_"): value for key, value in read_settings(path).items() if key not in _IGNORED}
+    options = _options(ctx.command)
+    hints = get_type_hints(ctx.command.callback, include_extras=True)
+    only_typed = _ONLY_TYPED | (dict.fromkeys(("result", "output"), _PLACE) if "overwrite" in options else {})
+    faults = []
+    for key, value in given.items():
+        if key in only_typed and value is not None:
+            faults.append(f"{key}: {value!r} given in a file; {only_typed[key]}")
+        elif key not in options:
+            hint = nearest(key, options) or f" Known settings: {', '.join(options)}"
+            faults.append(f"{key}: no such setting.{hint}")
+        elif value is not None:
+            faults += _faults_of(key, value, get_args(hints[options[key]]))
+    if faults:
+        raise ConfigError.of(str(path), faults)
     ctx.default_map = {options[key]: value for key, value in given.items() if value is not None}
     return path
 
@@ -426,7 +417,7 @@ def named_network(
     if not Path(model).exists():
         if keep_head:
             from basisprune.transfer.hints import Hints
-            from basisprune.transfer.kept import kept_model
+            from basisprune.transfer.model import kept_model
 
             return kept_model(model, weights=weights, input_hints=Hints(None if size is None else (size, size)))
         return transfer_model(model, classes, weights=weights, input_size=size)

@@ -22,7 +22,6 @@ from basisprune.cli.common import (
     show_json,
     takes_options,
     tell,
-    told_errors,
     typed_here,
 )
 from basisprune.cli.portfolio import (
@@ -81,45 +80,46 @@ def compress(
     \b
     Examples:
       basisprune compress --model resnet50 --data photos --output out
-      basisprune compress --model mobilenetv3_large_100 --data photos --target-params 1M --int8 --output out
-      basisprune compress --model auto --data photos --output out              (which backbone to start from)
-      basisprune compress --model resnet50 --data photos --optimize latency --device device.json --output out
-      basisprune compress --model my_module:network --weights my.safetensors --keep-head --data photos --output out
-      basisprune compress --config out/config.yaml --max-drop 2% --output another --dry-run
+      basisprune compress --model auto --data photos --output out
+      basisprune compress --model resnet50 --data photos --output out \\
+          --target-params 1M
+      basisprune compress --model resnet50 --data photos --output out \\
+          --optimize latency
+      basisprune compress --model my_module:network --weights my.safetensors \\
+          --keep-head --data photos --output out
+      basisprune compress --config out/config.yaml --max-drop 2% --output new
 
     Exit codes: 0 done, 1 error, 2 usage error, 3 no pruned model within the budget, none that could be written in any
     form or, with --require-certified, none that is certified, 130 interrupted, with the best result so far written.
     """
     several = one_of(model, models, (keep, probe_epochs, weights_folder))
     if several is not None:
-        with told_errors():
-            if dry_run:
-                show_portfolio(several, as_json=as_json)
-            asked = _goal_as_typed(ctx, options)
-            summary = choose(several, data, output, asked, (jobs, ray_address), dry_run=dry_run)
+        if dry_run:
+            show_portfolio(several, as_json=as_json)
+        asked = _goal_as_typed(ctx, options)
+        summary = choose(several, data, output, asked, (jobs, ray_address), dry_run=dry_run)
         if summary is not None:
             finish(summary, output, as_json=as_json)
         return
     refuse_for_one(ctx)
-    with told_errors():
-        from basisprune.runs.compress import run_job
-        from basisprune.runs.estimate import expected_candidates
-        from basisprune.runs.load import prepare_job
-        from basisprune.runs.settings import configure
-        from basisprune.torchkit.processes import Processes
-        from basisprune.training.progress import SearchProgress
+    from basisprune.runs.compress import run_job
+    from basisprune.runs.estimate import expected_candidates
+    from basisprune.runs.load import prepare_job
+    from basisprune.runs.settings import configure
+    from basisprune.torchkit.processes import Processes
+    from basisprune.training.progress import SearchProgress
 
-        config = configure(_goal_as_typed(ctx, options))
-        if dry_run:
-            from basisprune.cli.dry_run import show_plan
+    config = configure(_goal_as_typed(ctx, options))
+    if dry_run:
+        from basisprune.cli.dry_run import show_plan
 
-            show_plan(prepare_job(str(model), data, config, output=output, callback=Teller()), output, as_json=as_json)
-            return
-        is_main = Processes.joined().is_main
-        progress = SearchProgress(1 + expected_candidates(config), config.recipe.finetune.epochs, tell)
-        with progress if is_main else nullcontext(NullCallback()) as bar:
-            job = prepare_job(str(model), data, config, output=output, callback=bar)
-            result = run_job(job, output=output, callback=bar, command=command_line())
+        show_plan(prepare_job(str(model), data, config, output=output, callback=Teller()), output, as_json=as_json)
+        return
+    is_main = Processes.joined().is_main
+    progress = SearchProgress(1 + expected_candidates(config), config.recipe.finetune.epochs, tell)
+    with progress if is_main else nullcontext(NullCallback()) as bar:
+        job = prepare_job(str(model), data, config, output=output, callback=bar)
+        result = run_job(job, output=output, callback=bar, command=command_line())
     if is_main:
         finish(result.summary, output, as_json=as_json)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from basisprune.cli.common import Json, command_line, tell, told_errors
+from basisprune.cli.common import Json, command_line, tell
 from basisprune.cli.compress import finish
 
 
@@ -30,19 +30,11 @@ def demo(
       basisprune demo --output runs/my-demo
       basisprune predict runs/demo runs/demo/digits
     """
-    _use_one_thread()
-    with told_errors():
-        from basisprune.demo import run_demo
-
-        result = run_demo(output, size=size, command=command_line(), write=tell)
-    finish(result.summary, output, as_json=as_json, images=output / "digits")
-
-
-def _use_one_thread() -> None:
-    """Have torch compute on one thread, unless the user decided otherwise; call it before torch is loaded.
-
-    With one thread the demo ends in the same network on every machine of a kind. It is as fast as with two that sleep
-    while they wait; two that spin are faster alone, and twice as slow beside a busy program (`benchmarks/threads.py`).
-    """
+    # Before torch is loaded: with one thread the demo ends in the same network on every machine of a kind. It is as
+    # fast as with two that sleep while they wait; two that spin are slow beside others (benchmarks/threads.py).
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from basisprune.demo import run_demo
+
+    result = run_demo(output, size=size, command=command_line(), write=tell)
+    finish(result.summary, output, as_json=as_json, images=output / "digits")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from basisprune.cli.common import ConfigFile, Json, Teller, TrustCode, show, show_json, told_errors
+from basisprune.cli.common import ConfigFile, Json, Teller, TrustCode, show, show_json
 from basisprune.types import Part
 
 
@@ -28,14 +28,13 @@ def evaluate(
 
     \b
     Examples:
-      basisprune evaluate out                           (the images held out by its run)
-      basisprune evaluate out --data new-photos         (all images of another folder)
+      basisprune evaluate out                      (images held out by its run)
+      basisprune evaluate out --data new-photos    (all images of another folder)
       basisprune evaluate out/model.int8.onnx --data photos --part test --json
     """
-    with told_errors():
-        from basisprune.runs.finished import accuracy_on, load_any
+    from basisprune.runs.finished import accuracy_on, load_any
 
-        found = accuracy_on(load_any(result, trust_remote_code=trust_code), data, part, callback=Teller())
+    found = accuracy_on(load_any(result, trust_remote_code=trust_code), data, part, callback=Teller())
     if as_json:
         show_json({"result": str(result), **asdict(found)})
         return

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from basisprune.cli.common import ConfigFile, Json, Teller, TrustCode, show, show_json, told_errors
+from basisprune.cli.common import ConfigFile, Json, Teller, TrustCode, show, show_json
 
 
 def export(
@@ -29,7 +29,7 @@ def export(
     """Write the model of a result for another runtime, and check it there.
 
     The output is compared with PyTorch's on images of the run, the accuracy on its test images is measured by the
-    runtime itself, and all forms of the model are timed in turns. The result's report and summary then have them all.
+    runtime itself, and all forms of the model are timed alternately. Report and summary then list them all.
 
     \b
     Examples:
@@ -37,12 +37,11 @@ def export(
       basisprune export out --to openvino --int8
       basisprune export out/model --to executorch --data photos --output phone
     """
-    with told_errors():
-        from basisprune.report.text import runtime_table
-        from basisprune.runs.export import ExportOptions, export_result
+    from basisprune.report.text import runtime_table
+    from basisprune.runs.export import ExportOptions, export_result
 
-        options = ExportOptions(data, output, int8, overwrite, trust_code)
-        rows = export_result(result, to, options, callback=Teller())
+    options = ExportOptions(data, output, int8, overwrite, trust_code)
+    rows = export_result(result, to, options, callback=Teller())
     if as_json:
         show_json([asdict(row) for row in rows])
         return

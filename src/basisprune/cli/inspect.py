@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from basisprune.cli.common import ConfigFile, Json, TrustCode, Weights, named_network, show, show_json, told_errors
+from basisprune.cli.common import ConfigFile, Json, TrustCode, Weights, named_network, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,19 +34,18 @@ def inspect(
     Examples:
       basisprune inspect resnet50 --size 128
       basisprune inspect out --latency
-      basisprune inspect my_module:network --keep-head --weights my.safetensors --size 64
+      basisprune inspect my_module:network --keep-head --size 64
       basisprune inspect out/model --json
     """
-    with told_errors():
-        from basisprune.costs import joined_report
-        from basisprune.report import layer_table
-        from basisprune.transfer.model import spec_of
+    from basisprune.costs import joined_report
+    from basisprune.report import layer_table
+    from basisprune.transfer.model import spec_of
 
-        network = named_network(model, size, classes, trust_code, keep_head=keep_head, weights=weights)
-        spec = spec_of(network)
-        shape = spec.shape if size is None else (spec.channels, size, size)
-        report = joined_report(network, shape)
-        times = _latency(network, shape) if latency else []
+    network = named_network(model, size, classes, trust_code, keep_head=keep_head, weights=weights)
+    spec = spec_of(network)
+    shape = spec.shape if size is None else (spec.channels, size, size)
+    report = joined_report(network, shape)
+    times = _latency(network, shape) if latency else []
     if as_json:
         show_json(asdict(report) | ({"latency": [asdict(row) for row in times]} if latency else {}))
         return
@@ -58,13 +57,10 @@ def inspect(
 
 def _latency(network: nn.Module, shape: tuple[int, ...]) -> Sequence[Latency]:
     from basisprune.deploy.export.onnx import has_onnx
-    from basisprune.deploy.latency import measure_latency
+    from basisprune.deploy.latency import Backend, measure_latency
     from basisprune.runs.summary import rounds
 
     models = {"model": network}
+    backends: tuple[Backend, ...] = ("eager", "onnxruntime") if has_onnx() else ("eager",)
     repeats = rounds(models, shape, images=66, seconds=20)
-    if has_onnx():
-        report = measure_latency(models, shape, repeats=repeats)
-    else:
-        report = measure_latency(models, shape, repeats=repeats, backends=("eager",))
-    return report.rows
+    return measure_latency(models, shape, repeats=repeats, backends=backends).rows

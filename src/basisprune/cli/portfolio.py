@@ -115,7 +115,7 @@ def show_portfolio(chosen: tuple[str | list[str], PortfolioConfig], *, as_json: 
     for name, is_here in there.items():
         show(f"{name}{'' if is_here else ': its weights must be fetched, or are in the folder of weights'}")
     for epochs, left in rungs:
-        show(f"after {counted(epochs, 'epoch')}: {left} go on")
+        show(f"after {counted(epochs, 'epoch')}: {left} continue")
     show("nothing was written")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from basisprune.cli.common import FAILED, ConfigFile, Json, TrustCode, show, show_json, tell, told_errors
+from basisprune.cli.common import FAILED, ConfigFile, Json, TrustCode, show, show_json, tell
 
 if TYPE_CHECKING:
     from basisprune.runs.finished import Answer
@@ -36,10 +36,10 @@ def predict(
     """
     if as_json and as_csv:
         raise typer.BadParameter("--json and --csv are mutually exclusive; pass only one")
-    with told_errors():
-        from basisprune.runs.finished import classify_files, image_files, load_any
+    from basisprune.report.text import csv_table
+    from basisprune.runs.finished import classify_files, image_files, load_any
 
-        answers = list(classify_files(load_any(result, trust_remote_code=trust_code), image_files(images), top))
+    answers = list(classify_files(load_any(result, trust_remote_code=trust_code), image_files(images), top))
     bad = [answer for answer in answers if answer.error]
     for answer in bad:
         tell(f"error: {answer.error}")
@@ -47,7 +47,8 @@ def predict(
     if as_json:
         show_json([_as_dict(answer) for answer in answers])
     elif as_csv:
-        typer.echo(_as_csv(good), nl=False)
+        rows = [(str(answer.file), name, share) for answer in good for name, share in answer.classes]
+        typer.echo(csv_table(("file", "class", "probability"), rows), nl=False)
     else:
         for answer in good:
             named = ", ".join(f"{name} {share:.1%}" for name, share in answer.classes)
@@ -61,10 +62,3 @@ def _as_dict(answer: Answer) -> dict[str, Any]:
         return {"file": str(answer.file), "error": answer.error}
     name, share = answer.classes[0]
     return {"file": str(answer.file), "class": name, "probability": share, "classes": dict(answer.classes)}
-
-
-def _as_csv(answers: list[Answer]) -> str:
-    from basisprune.report.text import csv_table
-
-    rows = [(str(answer.file), name, share) for answer in answers for name, share in answer.classes]
-    return csv_table(("file", "class", "probability"), rows)

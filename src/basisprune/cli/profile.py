@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from basisprune.cli.common import named_network, tell, told_errors
+from basisprune.cli.common import named_network, tell
 
 
 def profile(
@@ -37,35 +37,34 @@ def profile(
     \b
     Examples:
       basisprune profile --model resnet50 --size 128 --output device.json
-      basisprune profile --model resnet50 --size 128 --prepare layers      (then copy the folder to the device)
-      python layers/profile_device.py --output device.json                 (on the device)
-      basisprune profile layers --output device.json                       (the same, if basisprune is there)
+      basisprune profile --model resnet50 --size 128 --prepare layers
+      python layers/profile_device.py --output device.json    (on the device)
+      basisprune profile layers --output device.json          (or like this)
     """
-    with told_errors():
-        from basisprune.errors import ConfigError
+    from basisprune.errors import ConfigError
 
-        faults = [
-            message
-            for is_wrong, message in (
-                (runtime != "onnxruntime", f"--runtime: {runtime!r} given; allowed is onnxruntime"),
-                ((folder is None) == (model is None), "a prepared folder or --model is needed, and not both"),
-                (None not in (folder, prepare), "--prepare: needs --model, and no folder to measure"),
-                ((output is None) == (prepare is None), "--output or --prepare is needed, and not both"),
-            )
-            if is_wrong
-        ]
-        faults += [
-            f"--{name}: {value} given with a prepared folder, whose layers have theirs; prepare it again with --{name}"
-            for name, value in (("size", size), ("batch", batch))
-            if folder is not None and value is not None
-        ]
-        if faults:
-            raise ConfigError.of("profile", faults)
-        if folder is not None:
-            _measure(folder, threads, output)
-            return
-        setting = threads or 1, batch or 1
-        _from_model(model or "", size, setting, prepare, output, keep_head=keep_head, trust_code=trust_code)
+    faults = [
+        message
+        for is_wrong, message in (
+            (runtime != "onnxruntime", f"--runtime: {runtime!r} given; allowed is onnxruntime"),
+            ((folder is None) == (model is None), "a prepared folder or --model is needed, and not both"),
+            (None not in (folder, prepare), "--prepare: needs --model, and no folder to measure"),
+            ((output is None) == (prepare is None), "--output or --prepare is needed, and not both"),
+        )
+        if is_wrong
+    ]
+    faults += [
+        f"--{name}: {value} given with a prepared folder, whose layers have theirs; prepare it again with --{name}"
+        for name, value in (("size", size), ("batch", batch))
+        if folder is not None and value is not None
+    ]
+    if faults:
+        raise ConfigError.of("profile", faults)
+    if folder is not None:
+        _measure(folder, threads, output)
+        return
+    setting = threads or 1, batch or 1
+    _from_model(model or "", size, setting, prepare, output, keep_head=keep_head, trust_code=trust_code)
 
 
 def _measure(folder: Path, threads: int | None, output: Path | None) -> None:

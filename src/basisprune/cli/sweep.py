@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from basisprune.cli.common import FAILED, Json, Teller, TrustCode, indented, show, show_json, tell, told_errors
+from basisprune.cli.common import FAILED, Json, Teller, TrustCode, indented, show, show_json, tell
 from basisprune.errors import BasisPruneError
 
 if TYPE_CHECKING:
@@ -46,16 +46,15 @@ def sweep(
 
     Exit codes: 0 all cells done, 1 an error or cells that failed every time, 2 usage error, 130 interrupted.
     """
-    with told_errors():
-        from basisprune.sweeps.sweep import PAGE, read_sweep, run_sweep
-        from basisprune.sweeps.table import as_json as rows_as_json
-        from basisprune.sweeps.table import as_text
+    from basisprune.sweeps.sweep import PAGE, read_sweep, run_sweep
+    from basisprune.sweeps.table import as_json as rows_as_json
+    from basisprune.sweeps.table import as_text
 
-        plan = read_sweep(file, output, trust_code=trust_code)
-        if dry_run:
-            _show_cells(plan, as_json=as_json)
-            return
-        result = run_sweep(plan, jobs=jobs, ray_address=ray_address, callback=Teller())
+    plan = read_sweep(file, output, trust_code=trust_code)
+    if dry_run:
+        _show_cells(plan, as_json=as_json)
+        return
+    result = run_sweep(plan, jobs=jobs, ray_address=ray_address, callback=Teller())
     if as_json:
         show_json(rows_as_json(result.rows))
     else:

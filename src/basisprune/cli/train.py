@@ -16,7 +16,6 @@ from basisprune.cli.common import (
     show,
     show_json,
     takes_options,
-    told_errors,
 )
 from basisprune.runs.settings import TRAIN_OPTIONS, Options
 
@@ -39,20 +38,20 @@ def train(
     \b
     Examples:
       basisprune train --model resnet50 --data photos --output trained
-      basisprune train --model resnet18 --data torchvision:CIFAR10 --size 96 --epochs 3 --output trained
+      basisprune train --model resnet18 --data torchvision:CIFAR10 \\
+          --size 96 --epochs 3 --output trained
       basisprune compress --model trained/model --data photos --output out
     """
-    with told_errors():
-        from basisprune.runs.load import prepare_job
-        from basisprune.runs.settings import configure
-        from basisprune.runs.train import train_job
-        from basisprune.torchkit.processes import Processes
+    from basisprune.runs.load import prepare_job
+    from basisprune.runs.settings import configure
+    from basisprune.runs.train import train_job
+    from basisprune.torchkit.processes import Processes
 
-        config = configure(cast("Options", options))
-        job = prepare_job(model, data, config, output=output, callback=Teller())
-        summary = train_job(job, output, Teller(), command=command_line())
-        if not Processes.here().is_main:
-            return
+    config = configure(cast("Options", options))
+    job = prepare_job(model, data, config, output=output, callback=Teller())
+    summary = train_job(job, output, Teller(), command=command_line())
+    if not Processes.here().is_main:
+        return
     if as_json:
         show_json(json.loads(summary.to_json()))
         return

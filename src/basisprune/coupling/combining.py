@@ -7,6 +7,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from basisprune.coupling.labels import (
+    Ids,
     Labels,
     Operation,
     RuleTable,
@@ -18,7 +19,6 @@ from basisprune.coupling.labels import (
     useful,
     vector,
 )
-from basisprune.coupling.ledger import Ids
 from basisprune.torchkit.running import tensors_in
 
 COMBINING = RuleTable()

@@ -1,19 +1,35 @@
-"""Where the units of a coupling lie, and the network without those that a plan leaves out."""
+"""Where the units of a coupling lie, and the network without some of them or without whole branches."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from basisprune.basis.layers import BasisPair, BasisScalingConv, Shift, basis_pairs, half_name
+from basisprune.basis.refit import least_squares
 from basisprune.errors import PlanError
-from basisprune.torchkit.surgery import TORCH_CONVS, is_depthwise, named_tensors
-from basisprune.types import Axis, Coupling, Group
+from basisprune.torchkit.moments import OutputStatistics
+from basisprune.torchkit.running import hooked, mode
+from basisprune.torchkit.surgery import (
+    TORCH_CONVS,
+    Layer,
+    find_layers,
+    is_depthwise,
+    is_plain,
+    is_transposed,
+    named_tensors,
+    replace_module,
+)
+from basisprune.types import Axis, Block, Coupling, Group
 
 Channels: TypeAlias = npt.NDArray[np.int64]
 """(size, n): the channels of a layer that each unit of a group holds."""
@@ -44,10 +60,9 @@ def unit_outputs(model: nn.Module, group: Group, layer: str) -> Channels:
 
 
 def unit_inputs(model: nn.Module, coupling: Coupling) -> dict[str, dict[str, Channels]]:
-    """For each conv or linear layer that mixes channels of some groups, by group, the channels it reads of each unit.
+    """Return the channels that each conv or linear layer which mixes channels reads of each unit, by group.
 
-    A depthwise conv does not mix: it hands each channel on, and belongs to its group. Raises PlanError for a coupling
-    of another network.
+    A depthwise conv does not mix. Raises PlanError for a coupling of another network.
     """
     found: dict[str, dict[str, Channels]] = {}
     for group in coupling.groups:
@@ -146,7 +161,6 @@ def dropped(group: Group, keep: Mapping[str, Sequence[int]]) -> list[int]:
 
 
 def _removed(coupling: Coupling, keep: Mapping[str, Sequence[int]]) -> dict[str, dict[int, list[int]]]:
-    """The positions to remove, by parameter and axis."""
     found: dict[str, dict[int, list[int]]] = {}
     for group in coupling.groups:
         gone = dropped(group, keep)
@@ -170,7 +184,6 @@ def _like(tensor: Tensor, slim: Tensor) -> Tensor:
 
 
 def _repair(model: nn.Module, coupling: Coupling, keep: Mapping[str, Sequence[int]]) -> None:
-    """Set the attributes of modules that mirror the shapes of what was cut."""
     for group in coupling.groups:
         lost = len(dropped(group, keep))
         for size in group.sizes if lost else ():
@@ -209,3 +222,218 @@ def _derive(module: nn.Module) -> None:
         by_itself = module.num_groups == module.num_channels  # each channel is a group, which goes as a whole
         module.num_channels = len(module.weight)
         module.num_groups = module.num_channels if by_itself else module.num_groups
+
+
+FAINT = 1.0
+"""As in `least_squares`: filters that hardly ever fire, by the side of others, are not what these depend on."""
+
+
+@torch.no_grad()
+def hand_over(
+    model: nn.Module,
+    coupling: Coupling,
+    keep: Mapping[str, Sequence[int]],
+    statistics: Mapping[str, OutputStatistics],
+    *,
+    refit: bool,
+) -> Coupling:
+    """Change the model, in place, so that less is lost when it is cut; return the coupling to cut it by then.
+
+    In every conv or linear layer that reads channels which go, their mean over images and positions moves into the
+    bias (of a pair, into that of its second half), and with `refit` all that least squares predict of them from the
+    channels that stay, x_P ~ m_P + A (x_K - m_K): W_K + W_P A, b + W_P (m_P - A m_K), with one A for the whole kernel.
+    A layer without bias gets one, which the coupling returned knows of. `statistics` are `input_statistics`.
+
+    A constant handed to the bias is exact inside of a map; where the layer pads with zeros, its border sees the
+    constant too. Layers whose weight is not what they convolve with (weight standardisation) and those without
+    statistics stay as they are. Raises PlanError for statistics that do not fit.
+    """
+    groups = {group.name: group for group in coupling.groups}
+    changes = []
+    for name, parts in unit_inputs(model, coupling).items():
+        lost = {group: index[dropped(groups[group], keep)].ravel() for group, index in parts.items()}
+        gone = np.unique(np.concatenate(list(lost.values())))
+        layer = cast("Layer", model.get_submodule(name))  # no others are listed
+        if len(gone) and name in statistics and is_plain(layer):
+            changes.append(_change(name, layer, gone.tolist(), statistics[name], refit))
+    biases = [new for change in changes if (new := _carry_out(model, change)) is not None]
+    return _with_biases(model, coupling, biases) if biases else coupling
+
+
+@dataclass(frozen=True)
+class _Change:
+    name: str
+    layer: Layer
+    weight: Tensor
+    constant: Tensor
+
+
+def _change(name: str, layer: Layer, gone: list[int], known: OutputStatistics, refit: bool) -> _Change:
+    weight = _per_group(layer)  # (groups, outputs, inputs, places of the kernel)
+    groups, _, width, _ = weight.shape
+    if known.mean.numel() != groups * width:
+        raise PlanError(f"{name}: means of {known.mean.numel()} channels given, it reads {groups * width}")
+    out = torch.zeros(groups, width, dtype=torch.bool, device=weight.device)
+    out.view(-1)[gone] = True
+    lost, kept = out.nonzero()[:, 1].view(groups, -1), (~out).nonzero()[:, 1].view(groups, -1)
+    mean = known.mean.to(weight.device).view(groups, width)
+    constant = mean.gather(1, lost)
+    going = weight.take_along_dim(lost[:, None, :, None], 2)
+    if refit and known.covariance.shape[-1] == width and width > 1:
+        predictor = least_squares(known, kept, lost, torch.finfo(layer.weight.dtype).eps, faint=FAINT)
+        constant = constant - (predictor @ mean.gather(1, kept)[..., None])[..., 0]
+        staying = weight.take_along_dim(kept[:, None, :, None], 2) + torch.einsum("gopx,gpk->gokx", going, predictor)
+        weight = weight.scatter(2, kept[:, None, :, None].expand_as(staying), staying)
+    # Of a transposed conv's kernel, one place in that many meets an output.
+    share = 1 if isinstance(layer, nn.Linear) or not layer.transposed else math.prod(layer.stride)
+    added = (going.sum(-1) @ constant[..., None])[..., 0].flatten() / share
+    return _Change(name, layer, _as_layer(weight, layer), added)
+
+
+def _per_group(layer: Layer) -> Tensor:
+    weight = layer.weight.detach().double()
+    if isinstance(layer, nn.Linear):
+        return weight[None, :, :, None]
+    grouped: Tensor = weight.flatten(2).unflatten(0, (layer.groups, -1))
+    return grouped.transpose(1, 2) if layer.transposed else grouped
+
+
+def _as_layer(weight: Tensor, layer: Layer) -> Tensor:
+    turned = weight.transpose(1, 2) if is_transposed(layer) else weight
+    shaped: Tensor = turned.flatten(0, 1).reshape(layer.weight.shape).to(layer.weight.dtype)
+    return shaped
+
+
+def _carry_out(model: nn.Module, change: _Change) -> str | None:
+    target: Layer | BasisScalingConv = change.layer
+    target.weight.copy_(change.weight)
+    name, constant = change.name, change.constant
+    parent, _, own = name.rpartition(".")
+    pair = model.get_submodule(parent) if own == "basis" else None
+    if isinstance(pair, BasisPair):
+        target, name = pair.scaling, half_name(parent, "scaling")
+        constant = (target.columns() @ constant.view(target.groups, -1, 1)).flatten()
+    if target.bias is not None:
+        target.bias += constant.to(target.bias.dtype)
+        return None
+    target.bias = nn.Parameter(constant.to(target.weight.dtype), requires_grad=target.weight.requires_grad)
+    return name
+
+
+def _with_biases(model: nn.Module, coupling: Coupling, names: Sequence[str]) -> Coupling:
+    """The coupling that cuts these new biases where it cuts their layers' filters."""
+    groups = []
+    for group in coupling.groups:
+        held = [name for name in names if name in group.layers]
+        axes = [Axis(f"{name}.bias", 0, tuple(unit_outputs(model, group, name).ravel().tolist())) for name in held]
+        groups.append(replace(group, axes=(*group.axes, *axes)))
+    return replace(coupling, groups=tuple(groups))
+
+
+_HIGH = 1e4  # where a relu does nothing
+_SAME = 1e-9 * _HIGH  # in float64
+
+
+@torch.no_grad()
+def find_blocks(model: nn.Module, example: Tensor) -> tuple[Block, ...]:
+    """Return the blocks of a decomposed model whose branch ends in a pair, in the order in which they run.
+
+    With the output of the pair held constant, such a block shifts each channel of its input by a constant, in float64.
+    """
+    found: list[Block] = []
+    for name, width in _holders(model, example).items():
+        if any(name.startswith(f"{block.name}.") or block.name.startswith(f"{name}.") for block in found):
+            continue
+        twin = copy.deepcopy(model.get_submodule(name)).cpu().double().eval()
+        last = _last_pair(twin, width)
+        if last is None:
+            continue
+        shift = _shift(twin, last, torch.zeros(width, dtype=torch.float64))
+        if shift is not None:
+            found.append(Block(name, f"{name}.{last}", shift[1]))
+    return tuple(found)
+
+
+def _holders(model: nn.Module, example: Tensor) -> dict[str, int]:
+    """The modules that hold a pair, run once and make a map of the shape that they read: its channels by name."""
+    widths: dict[str, list[int]] = {}
+
+    def note(name: str, _module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        read, width = args[0] if len(args) == 1 else None, 0
+        if isinstance(read, Tensor) and isinstance(output, Tensor) and read.dim() == 4 and read.shape == output.shape:
+            width = read.shape[1]
+        widths.setdefault(name, []).append(width)
+
+    pairs = [name for name, _ in find_layers(model, BasisPair)]
+    handles = [
+        module.register_forward_hook(partial(note, name))
+        for name, module in model.named_modules()
+        if name and name not in pairs and any(pair.startswith(f"{name}.") for pair in pairs)
+    ]
+    with hooked(handles), mode(model, training=False):
+        model(example)
+    return {name: found[0] for name, found in widths.items() if len(found) == 1 and found[0]}
+
+
+def _last_pair(block: nn.Module, width: int) -> str | None:
+    """The pair that runs last in a float64 block, if each runs once and it makes a map of this width."""
+    order: list[str] = []
+    inner = dict(find_layers(block, BasisPair))
+    handles = [pair.register_forward_hook(lambda *_, name=name: order.append(name)) for name, pair in inner.items()]
+    with hooked(handles):
+        try:
+            block(_probe(width))
+        except RuntimeError:
+            return None  # it wants a larger map, or another one
+    last = order[-1] if order and len(set(order)) == len(order) else None
+    return last if last is not None and inner[last].out_channels == width else None
+
+
+def _probe(width: int) -> Tensor:
+    return torch.randn(1, width, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def _shift(block: nn.Module, last: str, output: Tensor) -> tuple[Tensor, bool] | None:
+    """What a float64 block adds to each channel if its last pair outputs this constant, and whether a relu follows."""
+
+    def hold(_module: nn.Module, _args: object, made: Tensor) -> Tensor:
+        return output.view(1, -1, 1, 1).expand_as(made)
+
+    x = _probe(len(output))
+    with hooked([block.get_submodule(last).register_forward_hook(hold)]):
+        high, made = x.abs() + _HIGH, block(x)
+        constant: Tensor = (block(high) - high).mean(dim=(0, 2, 3))
+    expected = x + constant.view(1, -1, 1, 1)
+    for rectifies, wanted in ((False, expected), (True, expected.relu())):
+        if made.shape == wanted.shape and float((made - wanted).abs().max()) <= _SAME:
+            return constant, rectifies
+    return None
+
+
+@torch.no_grad()
+def drop_blocks(
+    model: nn.Module, blocks: Sequence[Block], means: Mapping[str, Sequence[float]], *, inplace: bool = False
+) -> nn.Module:
+    """Return the model without the branches of these blocks; each adds the mean of what its branch added instead.
+
+    `means` are those of the features of the last pair of each block, as scores know them; a branch without means adds
+    what it makes of features that are all zero. Raises PlanError for a block that is not one of the model.
+    """
+    pairs = basis_pairs(model)
+    shifts: dict[str, nn.Module] = {}
+    for block in blocks:
+        if block.last not in pairs:
+            raise PlanError(f"{block.name}: the model has no block with the pair {block.last}; find its blocks again")
+        pair = copy.deepcopy(pairs[block.last]).cpu().double()
+        features = torch.tensor(means.get(block.last) or [0.0] * pair.rank, dtype=torch.float64)
+        output = pair.scaling(features.view(1, -1, 1, 1)).flatten()
+        twin = copy.deepcopy(model.get_submodule(block.name)).cpu().double().eval()
+        found = _shift(twin, block.last.removeprefix(f"{block.name}."), output)
+        if found is None:
+            raise PlanError(f"{block.name}: does not add a branch to what it reads; find its blocks again")
+        shift = Shift(found[0].to(pairs[block.last].scaling.weight))
+        shifts[block.name] = nn.Sequential(shift, nn.ReLU()) if block.rectifies else shift
+    result = model if inplace else copy.deepcopy(model)
+    for name, rest in shifts.items():
+        result = replace_module(result, name, rest)
+    return result

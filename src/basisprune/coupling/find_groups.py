@@ -1,25 +1,173 @@
-"""The coupling of a network, tried out on a copy of it."""
+"""The coupling of a network: one run with channel labels on every tensor, and trials of the groups on a copy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count, cycle
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from basisprune.basis.layers import BasisPair, BasisScalingConv, half_name
+from basisprune.coupling.combining import COMBINING, PRODUCTS, elementwise, shape_only
 from basisprune.coupling.cutting import dropped, hollow_cut, shell
-from basisprune.coupling.labelled_run import Tracer, forward
-from basisprune.coupling.ledger import Ids, Ledger
+from basisprune.coupling.labels import (
+    CONSTANT,
+    Ids,
+    Labels,
+    Ledger,
+    Operation,
+    Rule,
+    attach,
+    attached,
+    listed,
+    support,
+    vector,
+)
+from basisprune.coupling.rearranging import REARRANGING
 from basisprune.coupling.solving import Solution, build, solve
 from basisprune.errors import ModelError, pass_on
+from basisprune.torchkit.running import hooked, mode, tensors_in
 from basisprune.torchkit.surgery import LayerPatterns, find_layers, match_layers, named_tensors
-from basisprune.types import Coupling, Group
+from basisprune.types import OUTPUT, Coupling, Group
+
+RULES: dict[str, Rule] = {**COMBINING, **REARRANGING, **PRODUCTS}
+"""What is known of operations; one that is not here and not element-wise by torch's own tags is unknown."""
+
+_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm")
+
+
+class Tracer(TorchDispatchMode):
+    """Carries labels from tensor to tensor while a network runs; products and batch norms give zeros."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ledger = ledger
+        self.stack: list[tuple[str, tuple[object, ...]]] = []
+        self.failing: list[Tensor] = []  # what the running operation reads; after an error, what failed
+
+    def labels_of(self, tensor: Tensor) -> Labels:
+        """The labels of a tensor; parameters get theirs when they are first asked for."""
+        found = attached(tensor)
+        if found is not None:
+            return found
+        if id(tensor) not in self.ledger.names:
+            return CONSTANT
+        fields = [vector(ids, dim, tensor.ndim) for dim, ids in enumerate(self.ledger.parameter(tensor))]
+        return Labels(tuple(ids for ids in fields if ids.size > 1), active=False)
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload[..., object],
+        _types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        kwargs = kwargs or {}
+        tensors = list(tensors_in((args, kwargs)))
+        self.failing = tensors
+        namespace, _, name = func._schema.name.partition("::")
+        if namespace != "aten":
+            name = func._schema.name
+        elif not name.endswith("__"):
+            name = name.removesuffix("_")
+        out = self._result(func, name, args, kwargs)
+        labels = [self.labels_of(tensor) for tensor in tensors]
+        if any(label.fields for label in labels):
+            module = self.stack[-1][0] if self.stack else ""
+            call = Operation(name, func, args, kwargs, out, module, self.ledger, self.labels_of)
+            self._mark(out, self._apply(call, labels))
+        elif any(label.active for label in labels):
+            self._mark(out, Labels((), active=True))
+        self.failing = []
+        return out
+
+    def _result(
+        self, func: OpOverload[..., object], name: str, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
+        if name in PRODUCTS:
+            return shape_only(func, args, kwargs)
+        first = args[0] if args and isinstance(args[0], Tensor) else None
+        if name in _NORMS and first is not None:
+            return torch.zeros_like(first), *(first.new_zeros(0) for _ in func._schema.returns[1:])
+        if func._schema.is_mutable and first is not None and id(first) in self.ledger.names:
+            return first
+        return func(*args, **kwargs)
+
+    def _apply(self, call: Operation, labels: list[Labels]) -> Labels | list[Labels]:
+        rule: Rule | None = RULES.get(call.name)
+        if rule is None and torch.Tag.pointwise in getattr(call.func, "tags", ()):
+            rule = elementwise
+        if rule is not None:
+            return rule(call)
+        self.ledger.unknown[str(call.func)] = None
+        for label in labels:
+            for ids in label.fields:
+                self.ledger.freeze(ids, f"it enters {call.func}, which is not known")
+        return Labels((), any(label.active for label in labels))
+
+    def _mark(self, out: object, labels: Labels | list[Labels]) -> None:
+        results = listed(out)
+        each = labels if isinstance(labels, list) else [labels] * len(results)
+        for tensor, label in zip(results, each, strict=True):
+            if isinstance(tensor, Tensor) and id(tensor) not in self.ledger.names:
+                fits = all(ids.ndim == tensor.ndim for ids in label.fields)
+                attach(tensor, label if fits else Labels((), label.active))
+
+
+@contextmanager
+def _quiet(model: nn.Module, training: bool) -> Iterator[None]:
+    """The network in one mode, without gradients, random state and fused attention; all is put back."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    rng = torch.random.fork_rng(enabled=training)
+    try:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), rng, mode(model, training=training):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def _watched(model: nn.Module, tracer: Tracer) -> Iterator[None]:
+    """Keep the tracer's stack of running modules; after an error the stack shows where it happened."""
+    names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
+
+    def enter(module: nn.Module, args: tuple[object, ...]) -> None:
+        tracer.stack.append((names.get(module, ""), args))
+        for item in args:
+            for ids in tracer.labels_of(item).fields if isinstance(item, Tensor) else ():
+                tracer.ledger.hint(tracer.stack[-1][0], ids, support(ids)[-1])
+
+    def leave(*_: object) -> None:
+        tracer.stack.pop()
+
+    with hooked([register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]):
+        yield
+
+
+def forward(model: nn.Module, inputs: tuple[Tensor, ...], tracer: Tracer, *, training: bool) -> None:
+    """Runs the network under the tracer and freezes what reaches its output; raises what the network raises."""
+    # Two examples, or the only one twice: a batch axis of length one would look like no axis.
+    images = [example[:2].detach().repeat_interleave(1 if len(example) > 1 else 2, 0) for example in inputs]
+    for image in images:
+        attach(image, Labels((), active=True))
+    with _quiet(model, training), _watched(model, tracer), tracer:
+        output = model(*images)
+    for result in tensors_in(output):
+        for ids in tracer.labels_of(result).fields:
+            tracer.ledger.freeze(ids, OUTPUT)
+
 
 _TRIALS = 200
-_FEW = 24  # groups, among which each two are told apart
+_FEW = 24  # groups, of which each pair is distinguished
 
 
 def trace_coupling(
@@ -134,7 +282,7 @@ def _cuts(groups: Mapping[int, Group]) -> Iterator[dict[int, int]]:
 
 
 def _span(length: int) -> range:
-    """How many of so many units may go in a trial: about a third, and not all but one, which would look like none."""
+    """How many of this many units may go in a trial: about a third, and not all but one, which would look like none."""
     return range(max(1, round(0.2 * length)), 1 + max(1, min(round(0.5 * length), length - 2)))
 
 
@@ -155,8 +303,6 @@ class _Fault:
 
 
 class _MisplacedError(Exception):
-    """Two channels met that are not the same."""
-
     def __init__(self, ids: Ids) -> None:
         self.ids = ids
         super().__init__("its channels end up in each other's place when cut")
@@ -189,10 +335,7 @@ class _Trial:
     groups: Mapping[int, Group]
 
     def run(self, cuts: Mapping[int, int]) -> _Fault | None:
-        """What is wrong with the network with so many units cut; None if it runs with all channels in place.
-
-        The cut network is traced with the classes that its channels had before: where two meet they must be the same.
-        """
+        """Return what is wrong with the network so cut, traced with its former classes; None if nothing is."""
         groups = {number: self.groups[number] for number in cuts}
         coupling = Coupling(tuple(groups.values()), {}, ())
         keep = {group.name: _trial_units(group, number, cuts[number]) for number, group in groups.items()}
@@ -232,10 +375,9 @@ class _Trial:
 
 
 def _fault(tracer: Tracer, solution: Solution, groups: Mapping[int, Group], error: Exception) -> _Fault:
-    """What an error says, and which groups may be to blame.
+    """Describe an error, and which groups may be to blame.
 
-    Those come first that enter the failing operation, then those that enter the innermost module or
-    belong to it, and so on outwards; among equals the one with the fewest filters.
+    First those that enter the failing operation, then the modules around it; among equals the one with fewest filters.
     """
     stack = tuple(name for name, _ in tracer.stack)
     lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 from basisprune.coupling.combining import elementwise
 from basisprune.coupling.labels import (
     CONSTANT,
+    Ids,
     Labels,
     Operation,
     RuleTable,
@@ -26,7 +27,6 @@ from basisprune.coupling.labels import (
     support,
     useful,
 )
-from basisprune.coupling.ledger import Ids
 
 REARRANGING = RuleTable()
 

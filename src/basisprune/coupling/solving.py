@@ -13,7 +13,7 @@ from torch import nn
 
 from basisprune.basis.layers import BasisScalingConv
 from basisprune.coupling.cutting import DERIVED
-from basisprune.coupling.ledger import Ids, Ledger, ParameterAxis, SizeHint, Split
+from basisprune.coupling.labels import Ids, Ledger, ParameterAxis, SizeHint, Split
 from basisprune.types import Axis, Coupling, Group, Size
 
 _LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
@@ -23,10 +23,7 @@ _PARTS = ("groups", "num_groups", "heads", "num_heads")
 
 @dataclass(frozen=True)
 class Solution:
-    """Which unit of which group every id belongs to (-1: of none), and the parts of each group.
-
-    `label` is the class of every id, `reason` the index of the freeze that holds the class (-1: free).
-    """
+    """The unit and group of every id (-1: none), its class (`label`), and the freeze that holds it (`reason`)."""
 
     label: Ids
     group: Ids
@@ -84,10 +81,7 @@ def _signatures(label: Ids, axis_of: Ids, axes: int) -> Ids:
 def _examine(
     splits: Sequence[Split], label: Ids, sign: Ids, reason: Ids, axis_of: Ids
 ) -> tuple[list[Ids], list[Split]]:
-    """The partitions that can be kept as parts, finest first, and the splits that cannot.
-
-    The latter are cut at the same positions in every row: their columns are united.
-    """
+    """Return the partitions that can be kept as parts, finest first, and the splits whose columns are united."""
     partitions: list[Ids] = []
     broken: list[Split] = []
     row_of = np.full(len(label), -1, np.int64)
@@ -167,7 +161,6 @@ def build(model: nn.Module, ledger: Ledger, solution: Solution) -> tuple[Couplin
 
 
 def _axes(ledger: Ledger, solution: Solution) -> list[list[Axis]]:
-    """For each group the axes that carry it, positions sorted by unit."""
     found: list[list[Axis]] = [[] for _ in solution.parts]
     ids = np.flatnonzero(solution.group >= 0)
     axis_of, place = ledger.places()
@@ -180,10 +173,7 @@ def _axes(ledger: Ledger, solution: Solution) -> list[list[Axis]]:
 
 
 def _filters(model: nn.Module, ledger: Ledger, solution: Solution) -> list[dict[str, int]]:
-    """For each group the layers that produce it and how many of their filters belong to it.
-
-    What convolves with a parameter or buffer of another kind, such as a fixed blur, follows its group uncounted.
-    """
+    """Return the layers that produce each group, with their filters in it; a fixed blur counts for none."""
     modules, owner = ledger.owners()
     axis_of, _ = ledger.places()
     is_filter = np.array([*(_holds_filters(model, axis) for axis in ledger.axes), False])[axis_of]
@@ -250,7 +240,6 @@ def _numbers(module: nn.Module) -> dict[int, list[tuple[str, int | None]]]:
 
 
 def _sizes(model: nn.Module, ledger: Ledger, solution: Solution) -> list[list[Size]]:
-    """For each group the attributes of modules that shrink with it."""
     found: list[list[Size]] = [[] for _ in solution.parts]
     modules = dict(model.named_modules())
     numbers: dict[str, dict[int, list[tuple[str, int | None]]]] = {}

@@ -6,7 +6,6 @@ import math
 import os
 import unicodedata
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import IO, BinaryIO, TypeVar
@@ -246,16 +245,15 @@ def _check_headers(path: Path, stream: BinaryIO) -> None:
         raise DataError(f"{path}: a single array given, a .npz with x_train, y_train, ... is needed")
     total = 0
     with zipfile.ZipFile(stream) as archive:
-        names = Counter(info.filename.removesuffix(".npy") for info in archive.infolist())
-        if twice := [name for name, count in names.items() if count > 1]:
-            raise DataError(f"{path}: holds {twice[0][:80]} twice, and nobody knows which one is meant; write it anew")
         held = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        if len(held) < len(archive.infolist()):
+            raise DataError(f"{path}: holds several arrays of one name; save it again")
         _check_keys(path, set(held))
         for key in (key for key in KEYS if key in held):
             with archive.open(held[key]) as member:
                 claimed, body = _claimed_bytes(member), held[key].file_size - member.tell()
             if claimed is not None and claimed != body:
-                raise DataError(f"{path}: {key} claims {claimed:,} bytes and has {body:,}; write it anew")
+                raise DataError(f"{path}: {key} claims {claimed:,} bytes and has {body:,}; save it again")
             total += body
     if total > _UNPACKED and total > _MOST_TIMES * (size := os.fstat(stream.fileno()).st_size):
         raise DataError(f"{path}: its arrays need {total:,} bytes, and the file has {size:,}; save it again")
@@ -264,13 +262,12 @@ def _check_headers(path: Path, stream: BinaryIO) -> None:
 
 
 def _check_keys(path: Path, keys: set[str]) -> None:
-    needed = {"x_train", "y_train", "x_test", "y_test"}
-    if keys & {"x_val", "y_val"}:
-        needed |= {"x_val", "y_val"}
+    pairs = [{f"x_{part}", f"y_{part}"} for part in ("train", "val", "test")]
+    needed = set().union(pairs[0], *(pair for pair in pairs if pair & keys))
     if needed - keys:
         raise DataError(
             f"{path}: {', '.join(sorted(needed - keys))} missing (found: {', '.join(sorted(keys)) or 'nothing'}); "
-            "x_train, y_train, x_test and y_test are needed, x_val and y_val may be added"
+            "x_train and y_train are needed; x_val, y_val, x_test and y_test may be added in pairs"
         )
 
 

@@ -145,11 +145,7 @@ class ArrayImages(LabelledImages):
 
 
 class FileImages(LabelledImages):
-    """Images in files or in parts of larger files, decoded on access; a subclass knows where their bytes are.
-
-    They are RGB, upright and resized to `size` (height, width). `white` is the white level of images of more than 8
-    bits; None takes what each suggests itself.
-    """
+    """Images in files, decoded to RGB of `size` (height, width); without `white`, each deep image suggests its own."""
 
     def __init__(self, labels: Labels, classes: Sequence[str], size: tuple[int, int], white: int | None = None) -> None:
         self.labels, self.classes, self.size, self.white = read_only(labels), tuple(classes), size, white
@@ -361,7 +357,7 @@ class WrappedDataset(LabelledImages):
                 raise  # it ends a loop over the items
             pass_on(error, self._at(index))
             said = "it ends the program" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
-            raise DataError(f"{self._at(index)}: cannot be had from the dataset ({said})") from error
+            raise DataError(f"{self._at(index)}: cannot be read from the dataset ({said})") from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise DataError(f"{self._at(index)}: {type(item).__name__} given, (image, label) is needed")
         image, label = item

@@ -33,7 +33,7 @@ SIDE, COLOUR_SIDE = 32, 8
 """Pixels along a side of a thumbnail, in grey and in colour."""
 _MOST_PIXELS = 178_956_970  # from which on Pillow, by default, suspects a decompression bomb
 _LONGEST = 10_000_000  # pixels of a side; Pillow has no memory for much longer rows
-_LARGE, _alone = 1 << 26, threading.RLock()  # images of so many pixels are decoded one at a time
+_LARGE, _alone = 1 << 26, threading.RLock()  # larger images are decoded one at a time
 _BLOCK = 1 << 20  # values that are scaled at a time
 _BITS_PER_SAMPLE = 258  # a tag of TIFF
 _SMALLEST = 8  # side of an image that has a thumbnail
@@ -44,10 +44,7 @@ _looks: dict[_Version, Look] = {}
 
 @dataclass(frozen=True)
 class Depth:
-    """The white level that the brightest pixel of an image of more than 8 bits suggests.
-
-    For integers it is the first of `WHITES` that is not exceeded; for floats it may also be 1.
-    """
+    """The white level of an image of more than 8 bits: the first of `WHITES` that it fits; of floats, also 1."""
 
     white: int
     floats: bool = False
@@ -55,11 +52,7 @@ class Depth:
 
 @dataclass(frozen=True)
 class Look:
-    """What opening an image shows: the SHA-256 of its content, its depth if above 8 bits, and any fault.
-
-    The hash is empty if the content differs each time. Near copies are found by their `thumbnail` and then share one
-    `cluster`.
-    """
+    """What opening an image shows; the hash is empty if its content varies, and near copies share a `cluster`."""
 
     sha256: str = ""
     depth: Depth | None = None
@@ -85,8 +78,7 @@ def readable(where: object, *kinds: type[Exception], advice: str = "") -> Iterat
 def decode_content(content: bytes, name: str | Path, size: tuple[int, int], white: int | None = None) -> Tensor:
     """Decode the content of an image file, upright, in colour and resized to (height, width): uint8 (3, *size).
 
-    `white` is the white level of images of more than 8 bits, by default what the brightest pixel suggests.
-    Raises DataError, which calls it `name`, if it is damaged or no image.
+    `white` is the white level of images of more than 8 bits. Raises DataError, which calls it `name`, if it is damaged.
     """
     return _decoded(content, name, size, white, draft=2)[1]
 
@@ -96,11 +88,6 @@ def decode(path: Path, size: tuple[int, int], white: int | None = None) -> Tenso
     with readable(path):
         content = read_bytes(path)
     return decode_content(content, path, size, white)
-
-
-def glance(content: bytes, name: str | Path) -> tuple[Depth | None, Tensor]:
-    """Decode to 32 x 32 pixels, quickly; return them with the depth, None for 8 bits."""
-    return _decoded(content, name, (SIDE, SIDE))
 
 
 def _decoded(
@@ -210,19 +197,13 @@ def _eight_bits(values: NDArray[np.generic], white: int) -> Image.Image:
 
 
 def _to_tensor(image: Image.Image, size: tuple[int, int] | None) -> Tensor:
-    rgb = _to_rgb(image)
+    if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
+        over = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", over.size, "white"), over)
+    rgb = image if image.mode == "RGB" else image.convert("RGB")
     if size is not None and rgb.size != (size[1], size[0]):
         rgb = rgb.resize((size[1], size[0]), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(rgb)).permute(2, 0, 1).contiguous()
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "RGB" and "transparency" not in image.info:
-        return image
-    if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
-        over = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", over.size, "white"), over).convert("RGB")
-    return image.convert("RGB")
 
 
 # ------------------------------------------------------------------------------------------- looking at an image
@@ -232,7 +213,7 @@ def look_at_content(content: bytes, name: str | Path) -> Look:
     """Decode the content of an image file and return what it shows; a damaged one has a fault."""
     sha256 = hashlib.sha256(content).hexdigest()
     try:
-        depth, image = glance(content, name)
+        depth, image = _decoded(content, name, (SIDE, SIDE))
     except DataError as error:
         return Look(sha256, fault=str(error))
     return Look(sha256, depth, thumbnail=thumbnail(image))
@@ -287,17 +268,17 @@ def thumbnail(image: object) -> bytes:
 @contextmanager
 def random_numbers_kept(seed: int | None = None) -> Iterator[None]:
     """Restore the random states of Python, NumPy and PyTorch afterwards; inside, seed them if asked."""
-    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    states = random.getstate(), np.random.get_state()
     try:
-        if seed is not None:
-            random.seed(seed)
-            np.random.seed(seed)
-            torch.default_generator.manual_seed(seed)
-        yield
+        with torch.random.fork_rng(devices=[]):
+            if seed is not None:
+                random.seed(seed)
+                np.random.seed(seed)
+                torch.default_generator.manual_seed(seed)
+            yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-        torch.default_generator.set_state(states[2])
 
 
 def _version(path: Path) -> _Version:

@@ -40,10 +40,7 @@ _Seen = set[tuple[int, int]]  # folders by their device and number, however they
 
 
 class FolderImages(FileImages):
-    """Images in files of their own; `root` is the folder from which a manifest names them.
-
-    Raises DataError, which names the file, when an image turns out to be damaged or none.
-    """
+    """Images in files of their own; `root` is the folder from which a manifest names them."""
 
     @checked
     def __init__(
@@ -166,7 +163,6 @@ def _refuse_likely_parts(folder: Path, parts: dict[str, Path]) -> None:
 
 
 def _class_files(folder: Path) -> dict[str, list[Path]]:
-    """List the image files of every class folder, by name, both sorted."""
     seen: _Seen = set()
     files = {}
     for entry in subfolders(folder):
@@ -224,7 +220,7 @@ class ShardImages(FileImages):
             file.seek(offset)
             content = file.read(size)
         if len(content) < size:
-            raise DataError(f"{self.name(index)}: the shard ends before the image does; write it anew")
+            raise DataError(f"{self.name(index)}: the shard ends before the image does; write it again")
         return content
 
     def name(self, index: int) -> str:
@@ -258,7 +254,6 @@ def read_shards(source: str | Path, size: tuple[int, int]) -> Splits:
 
 
 def _listed(source: str | Path) -> list[Path]:
-    """List the tar files that are meant."""
     given = str(source).removeprefix(SHARDS)
     if "://" in given or given.startswith("pipe:"):
         raise DataError(f"{source}: shards are read from files; nothing is downloaded, and no command is run")
@@ -315,7 +310,7 @@ def _by_part(shards: Sequence[Path], root: Path) -> dict[str, list[Path]]:
 
 def _index(shard: Path) -> list[Place]:
     kinds = (OSError, tarfile.TarError, EOFError, OverflowError, ValueError, RecursionError)
-    with readable(shard, *kinds, advice="; write it anew as a tar file"):
+    with readable(shard, *kinds, advice="; write it again as a tar file"):
         images, labels = _members(shard)
     if not images:
         raise DataError(f"{shard}: contains no images ({' '.join(EXTENSIONS)})")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torchvision
-from numpy.typing import NDArray
 from platformdirs import user_cache_path
 from torch import Tensor
 
@@ -97,6 +96,8 @@ def read_hub(source: str | Path, size: tuple[int, int]) -> Splits:
     """Read the parts of a dataset by name, after `hf:`, or in a folder; no code of it is ever run."""
     where = str(source)
     found = load_hub(where)
+    import datasets  # which is there, then
+
     parts: dict[str, datasets.Dataset] = {}
     for split, rows in found.items():
         part = PART_OF.get(str(split).casefold(), "train" if len(found) == 1 else "")
@@ -115,8 +116,11 @@ def read_hub(source: str | Path, size: tuple[int, int]) -> Splits:
     classes = class_names(labels["train"]) if names is None else tuple(map(str, names))
     images = {}
     for part, rows in parts.items():
-        undecoded = _undecoded(rows, columns[part][0], f"{where}: {part}")
-        images[part] = HubImages(undecoded, labels[part], classes, size, f"{where}: {part}")
+        column, here = columns[part][0], f"{where}: {part}"
+        with readable(f"{here}: images", Exception):
+            plain = rows.select_columns([column]).with_format(None)
+            undecoded = plain.cast_column(column, datasets.Image(decode=False))
+        images[part] = HubImages(undecoded, labels[part], classes, size, here)
     return Splits.of(images)
 
 
@@ -225,7 +229,6 @@ def _parquet_files(folder: Path, other: str = "train") -> dict[str, list[str]]:
 
 
 def _columns(rows: datasets.Dataset, where: str) -> tuple[str, str]:
-    """Return the names of the columns of images and of labels."""
     import datasets
 
     kinds = rows.features
@@ -234,7 +237,8 @@ def _columns(rows: datasets.Dataset, where: str) -> tuple[str, str]:
     if len(labels) != 1:
         labels = [name for name in kinds if name == "label"]
     for name in labels:  # before any is read: images and other media would be opened, wherever they point
-        if not _is_label_column(kinds[name]):
+        dtype = str(kinds[name].dtype) if isinstance(kinds[name], datasets.Value) else ""
+        if not (isinstance(kinds[name], datasets.ClassLabel) or dtype.endswith("string") or "int" in dtype):
             raise DataError(f"{where}: the column {name} is {str(kinds[name])[:80]}; labels are class numbers or text")
     if len(images) != 1 or len(labels) != 1:
         raise DataError(
@@ -242,14 +246,6 @@ def _columns(rows: datasets.Dataset, where: str) -> tuple[str, str]:
             "and one of class labels, or one that is called label, are needed"
         )
     return images[0], labels[0]
-
-
-def _is_label_column(kind: object) -> bool:
-    import datasets
-
-    if isinstance(kind, datasets.ClassLabel):
-        return True
-    return isinstance(kind, datasets.Value) and (kind.dtype in ("string", "large_string") or "int" in kind.dtype)
 
 
 def _labels(rows: datasets.Dataset, column: str, where: str) -> list[str]:
@@ -265,13 +261,6 @@ def _is_label(label: object, names: list[str] | None) -> bool:
     if names is not None:
         return isinstance(label, int) and 0 <= label < len(names)
     return isinstance(label, int | str) and not isinstance(label, bool) and str(label) != ""
-
-
-def _undecoded(rows: datasets.Dataset, column: str, where: str) -> datasets.Dataset:
-    import datasets
-
-    with readable(f"{where}: images", Exception):
-        return rows.select_columns([column]).with_format(None).cast_column(column, datasets.Image(decode=False))
 
 
 # ------------------------------------------------------------------------------------------- torchvision
@@ -299,17 +288,10 @@ def _read_part(
         root.mkdir(parents=True, exist_ok=True)
         dataset = getattr(torchvision.datasets, name)(root=str(root), download=True, **arguments)
     wrapped = WrappedDataset(dataset, classes, size=size, name=f"torchvision:{name}")
-    images = _images_in_memory(dataset)
-    if images is None:
-        return wrapped
-    return ArrayImages(images, wrapped.labels, wrapped.classes, name=wrapped.name)
-
-
-def _images_in_memory(dataset: object) -> NDArray[np.uint8] | None:
     data = getattr(dataset, "data", None)
-    if not isinstance(data, np.ndarray | Tensor):
-        return None
-    array = np.asarray(data)
-    if array.ndim == 4 and array.shape[1] == 3 != array.shape[3]:
-        array = array.transpose(0, 2, 3, 1)
-    return array if array.dtype == np.uint8 and array.ndim in (3, 4) else None
+    images = np.asarray(data) if isinstance(data, np.ndarray | Tensor) else np.empty(0)
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        return wrapped
+    if images.ndim == 4 and images.shape[1] == 3 != images.shape[3]:
+        images = images.transpose(0, 2, 3, 1)
+    return ArrayImages(images, wrapped.labels, wrapped.classes, name=wrapped.name)

@@ -1,11 +1,11 @@
-"""Images in any form that users have them in -> training, validation and test parts."""
+"""Images in any form that users have them in -> training, validation and test parts, and images without labels."""
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -17,10 +17,10 @@ from torch.utils.data import Dataset
 from basisprune.callback import Callback, NullCallback
 from basisprune.data import hub
 from basisprune.data.arrays import as_indices, as_labels, declared_classes, read_arrays
-from basisprune.data.copies import look_at, looks_of, note_near_copies
-from basisprune.data.datasets import ArrayImages, LabelledImages, WrappedDataset, take
+from basisprune.data.copies import look_at, looks_of, note_near_copies, units_of
+from basisprune.data.datasets import ArrayImages, LabelledImages, WrappedDataset, base_of, take
 from basisprune.data.decode import Depth, Look, readable
-from basisprune.data.folders import SHARDS, holds_shards, read_folder, read_shards
+from basisprune.data.folders import SHARDS, FolderImages, holds_shards, image_files, read_folder, read_shards
 from basisprune.data.manifest import ROLES, Manifest, Role, recalled
 from basisprune.data.split import (
     Splits,
@@ -33,6 +33,7 @@ from basisprune.data.split import (
     related,
     reread,
     units,
+    white_of,
 )
 from basisprune.errors import ConfigError, DataError
 from basisprune.files import user_path
@@ -56,10 +57,12 @@ Source = str | os.PathLike[str] | Splits | Dataset[object] | Sequence[Dataset[ob
 class Reading:
     """How to treat images that are damaged, belong together, were chosen before or are ready for the network.
 
-    `groups` is a CSV file of image names and groups: images of one group stay in one part. With `strict`, damaged
-    images and images that the data has in several parts are refused; otherwise they are reported and left out. With a
-    `manifest`, exactly its images are used. Without a `callback`, reports are Python warnings. `prepared` says that
-    PyTorch datasets yield normalised floats of the right size, which the network reads as they are.
+    Args:
+        groups: A CSV file of image names and groups; images of one group stay in one part.
+        strict: Refuse damaged images, and images that the data has in several parts, rather than leave them out.
+        manifest: Exactly the images to use.
+        callback: Receives the reports, which are Python warnings without it.
+        prepared: PyTorch datasets yield normalised floats of the right size, which the network reads as they are.
     """
 
     groups: str | os.PathLike[str] | None = None
@@ -141,17 +144,18 @@ def load_divided(
     limit: int | None = None,
     reading: Reading | None = None,
 ) -> Splits:
-    """Return the parts of `source` like `load_data`; `choose` gives the fractions once the images are known.
-
-    It is not asked for the images of a manifest.
-    """
+    """Return the parts of `source` like `load_data`; `choose` gives the fractions, except for those of a manifest."""
     wanted = reading or Reading()
     if wanted.manifest is not None and not isinstance(source, Splits):
         found = recall(source, size, wanted.manifest, ROLES, wanted)
         return Splits.of({str(role): part for role, part in found.items()}, wanted.manifest.classes)
     given, where = _read(source, size)
     if wanted.prepared:
-        given = _as_prepared(given, where)
+        given = given.with_parts({name: copy.copy(part) for name, part in given.parts.items()})
+        for part in given.parts.values():
+            if not isinstance(part, WrappedDataset):
+                raise ConfigError(f"prepared: True given with {where}; it is for PyTorch datasets", where="load_data")
+            part.prepared = True
     groups = groups_of(given, wanted.groups)
     splits = _without_shared(_opened(given, where, wanted), groups, wanted, where)
     val_fraction, test_fraction, confirm_fraction = choose(splits, groups)
@@ -162,15 +166,6 @@ def load_divided(
         splits = hold_out_confirmation(splits, confirm_fraction, seed, units(splits, "val", groups))
     splits = related(splits, groups)
     return splits if isinstance(source, Splits) else limited(splits, limit, seed)
-
-
-def _as_prepared(splits: Splits, where: str) -> Splits:
-    parts = {name: copy(part) for name, part in splits.parts.items()}
-    for part in parts.values():
-        if not isinstance(part, WrappedDataset):
-            raise ConfigError(f"prepared: True given with {where}; it is for PyTorch datasets", where="load_data")
-        part.prepared = True
-    return splits.with_parts(parts)
 
 
 def fetch(source: str) -> None:
@@ -191,10 +186,14 @@ def recall(
     source: Source, size: tuple[int, int] | None, manifest: Manifest, roles: Sequence[Role], reading: Reading
 ) -> dict[Role, LabelledImages]:
     """Return the images of these roles that a manifest lists; raise DataError if they have changed."""
-    path = user_path(source, "load_data") if is_path(source) else None
-    is_folder = path is not None and path.is_dir() and not (hub.holds_dataset(path) or holds_shards(path))
-    given = path if path is not None and is_folder else read_undivided(source, size)[0]
+    given = folder_of_images(source, "load_data") or read_undivided(source, size)[0]
     return recalled(given, manifest, size or DEFAULT_SIZE, roles=roles, callback=reading.callback)
+
+
+def folder_of_images(source: object, where: str) -> Path | None:
+    """Return the folder that the source is, if image files lie in it rather than shards or a dataset."""
+    path = user_path(source, where) if is_path(source) else None
+    return path if path and path.is_dir() and not (hub.holds_dataset(path) or holds_shards(path)) else None
 
 
 def _read(source: object, size: tuple[int, int] | None) -> tuple[Splits, str]:
@@ -228,7 +227,6 @@ def is_path(source: object) -> bool:
 
 
 def _read_named(source: str | os.PathLike[str], size: tuple[int, int]) -> Splits:
-    """Read what lies at a path or is called by a name."""
     readers = {hub.TORCHVISION: hub.read_torchvision, hub.PREFIX: hub.read_hub, SHARDS: read_shards}
     for prefix, read in readers.items():
         if isinstance(source, str) and source.startswith(prefix):
@@ -250,7 +248,7 @@ def _read_named(source: str | os.PathLike[str], size: tuple[int, int]) -> Splits
 
 
 def read_npz(path: Path) -> Splits:
-    """Read the parts in a .npz file: x_train, y_train, x_test, y_test, and x_val, y_val if they are there."""
+    """Read the parts in a .npz file: x_train and y_train, and those of val and test if they are there."""
     arrays = read_arrays(path)
     parts: dict[str, LabelledImages] = {}
     numbers: list[int] = []
@@ -271,7 +269,6 @@ def read_npz(path: Path) -> Splits:
 
 
 def _wrap(datasets: Sequence[object], size: tuple[int, int] | None) -> Splits:
-    """Return the datasets as parts that all have the classes of the first one."""
     parts: dict[str, LabelledImages] = {}
     for name, dataset in zip(("train", "val", "test"), datasets, strict=False):
         if dataset is None and parts:
@@ -360,7 +357,63 @@ def _without_shared(splits: Splits, groups: Mapping[str, str], reading: Reading,
     kept = dict(splits.parts)
     for part, some in shared.items():
         if some and len(some) == len(names[part]):
-            raise DataError(f"{where}: all images of {part} are also in another part; divide the images anew")
+            raise DataError(f"{where}: all images of {part} are also in another part; divide the images again")
         if some:
             kept[part] = take(kept[part], [index for index in range(len(kept[part])) if index not in some])
     return splits.with_parts(kept)
+
+
+def with_unlabelled(
+    splits: Splits, source: Source, size: tuple[int, int] | None, reading: Reading, manifest: Manifest | None = None
+) -> Splits:
+    """Return the splits with the images of the source to confirm, without their labels.
+
+    A folder may hold images as it likes; of other sources, which `load_data` reads, they are those to train on. Damaged
+    images, copies of images in the splits and all but the first of copies among themselves are left out and reported.
+    With a `manifest`, exactly its images are used.
+    """
+    size = size or DEFAULT_SIZE
+    images, where = _read_unlabelled(source, splits, size)
+    if manifest is None:
+        images = _distinct(images, splits, reading, where)
+    else:
+        given = images.root if isinstance(images, FolderImages) and images.root else Splits.of({"train": images})
+        images = recalled(given, manifest, size, roles=("train",), callback=reading.callback)["train"]
+        images = reread(Splits.of({"train": images}), white=white_of(splits)).train
+    images.labelled = base_of(images)[0].labelled = False
+    return splits.with_parts({**splits.parts, "confirm": images})
+
+
+def _read_unlabelled(source: Source, splits: Splits, size: tuple[int, int]) -> tuple[LabelledImages, str]:
+    if path := folder_of_images(source, "unlabelled"):
+        if not (files := image_files(path)):
+            raise DataError(f"{path}: contains no images; those to confirm the budget are needed")
+        images = FolderImages([(file, 0) for file in files], splits.classes, size, root=path, white=white_of(splits))
+        return images, str(path)
+    parts, where = read_undivided(source, size)
+    found = copy.copy(parts.train)
+    found.labels, found.classes = np.zeros(len(found), dtype=np.int64), splits.classes
+    return found, where
+
+
+def _distinct(images: LabelledImages, splits: Splits, reading: Reading, where: str) -> LabelledImages:
+    if reading.callback is not None:
+        reading.callback.log(f"{where}: opening {len(images):,} images without labels")
+    look_at([images], reading.callback)
+    looks = looks_of(images)
+    if faults := [look.fault for look in looks if look.fault]:
+        reading.report(f"{where}: {len(faults)} images left out, which cannot be used", faults)
+    images = take(images, [place for place, look in enumerate(looks) if not look.fault])
+    note_near_copies([*splits.parts.values(), images])
+    keys = [(look.sha256, look.cluster) for look in looks_of(images)]
+    known = {key for part in splits.parts.values() for look in looks_of(part) for key in (look.sha256, look.cluster)}
+    known.discard("")
+    first = set(np.unique(units_of(keys), return_index=True)[1].tolist())
+    kept = [place for place, each in enumerate(keys) if place in first and known.isdisjoint(each)]
+    if not kept:
+        raise DataError(f"{where}: no image is left that is not a copy of a labelled one")
+    base, indices = base_of(images)
+    if left := sorted(set(range(len(images))) - set(kept)):
+        names = [base.manifest_name(int(indices[place]), "train") for place in left]
+        reading.report(f"{where}: {len(left)} images without labels are copies of others, and are left out", names)
+    return take(images, kept)

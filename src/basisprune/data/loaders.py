@@ -31,7 +31,7 @@ from basisprune.torchkit.running import ReadBatch, plain_tensors
 from basisprune.types import InputSpec
 
 _THE_SAME = "networks are compared example by example, so pass one with shuffle=False and without random changes"
-_REPEATABLE = "a list, a DataLoader or an object whose __iter__ starts anew each time"
+_REPEATABLE = "a list, a DataLoader or an object whose __iter__ starts again each time"
 
 
 @checked
@@ -245,8 +245,6 @@ class Loaders:
 
 @dataclass(frozen=True)
 class _WithoutTargets:
-    """Batches of inputs, with a 0 for each in place of a label."""
-
     loader: Iterable[object]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -295,10 +293,7 @@ class _Scan(NamedTuple):
 
 
 class LoaderPart(LabelledImages):
-    """A user's loader as a part of a dataset: iterating yields its batches as the task reads them.
-
-    A `fixed` part raises DataError as soon as it does not yield the same inputs in the same order.
-    """
+    """A user's loader as a part of a dataset; a `fixed` one must yield the same inputs in the same order each time."""
 
     in_parallel, prepared = False, True
 

@@ -17,8 +17,8 @@ from basisprune.data.datasets import LabelledImages, base_of, in_units, take
 from basisprune.data.decode import Look
 from basisprune.data.folders import FolderImages
 from basisprune.data.split import Splits, names_of, white_of
-from basisprune.errors import CheckpointError, ConfigError, DataError, PlanError
-from basisprune.files import read_bytes, write_text
+from basisprune.errors import CheckpointError, ConfigError, DataError
+from basisprune.files import read_bytes, sealed, unsealed, write_text
 from basisprune.types import JsonValue
 
 IMAGES = "images.json"
@@ -28,15 +28,11 @@ UNLABELLED = "unlabelled.json"
 Role: TypeAlias = Literal["train", "val", "confirm", "test"]
 ROLES: tuple[Role, ...] = get_args(Role)
 _MOST_SHOWN, _MOST_BYTES = 10, 256 << 20
-_RESTORE = "bring the file back from a copy, or start the run anew in another folder"
-_PUT_BACK = "put the images back as they were, or start the run anew in another folder"
+_PUT_BACK = "put the images back as they were, or start the run again in another folder"
 
 
 class Entry(NamedTuple):
-    """An image: its path from the folder of the data or its index, its label, and the SHA-256 of its content.
-
-    The hash is empty for an image of a dataset that changes its images at random.
-    """
+    """An image: its path or index, its label, and the SHA-256 of its content, empty if that changes at random."""
 
     name: str
     label: int
@@ -93,31 +89,25 @@ class Manifest(JsonValue):
         return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class _Sealed(JsonValue):
-    sha256: str
-    images: Manifest = field(repr=False)
-
-
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Write the manifest to the file, whole or not at all."""
-    write_text(path, _Sealed(manifest.digest, manifest).to_json() + "\n")
+    write_text(path, sealed(manifest.to_json()))
 
 
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest in a file; raise CheckpointError if it cannot be read, is damaged or was changed."""
     try:
-        sealed = _Sealed.from_json(read_bytes(path, most=_MOST_BYTES))
-    except (OSError, PlanError) as error:
-        said = error.strerror if isinstance(error, OSError) else "; ".join(error.faults[:3])
-        raise CheckpointError(f"{path}: the list of the run's images is damaged ({said}); {_RESTORE}") from error
-    if sealed.sha256 != sealed.images.digest:
-        raise CheckpointError(f"{path}: the list of the run's images was changed or is damaged; {_RESTORE}")
-    return sealed.images
+        return Manifest.from_json(json.dumps(unsealed(read_bytes(path, most=_MOST_BYTES))))
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else "; ".join(getattr(error, "faults", [str(error)])[:3])
+        raise CheckpointError(
+            f"{path}: the list of the run's images is damaged or was changed ({said}); restore the file from a "
+            "copy, or start the run again in another folder"
+        ) from error
 
 
 def changes(old: Manifest, new: Manifest) -> list[str]:
-    """Return in words how two manifests differ: the number of images of each kind, and the first of them."""
+    """Say how two manifests differ: the number of images of each kind, and the first of them."""
     found = [] if old.classes == new.classes else [f"classes: {list(old.classes)} -> {list(new.classes)}"]
     if old.white != new.white:
         found.append(f"white: {old.white} -> {new.white}")
@@ -164,10 +154,7 @@ def manifest_of(splits: Splits, callback: Callback | None = None) -> Manifest:
 
 
 def keep_images(folder: Path, splits: Splits, callback: Callback | None = None) -> None:
-    """Write the manifest of the splits into a run's folder; raise CheckpointError if it has that of other images.
-
-    Images without labels have a manifest of their own.
-    """
+    """Write the manifests of the splits into a run's folder; raise CheckpointError if it has those of other images."""
     found = {IMAGES: manifest_of(splits, callback)}
     if splits.confirm is not None and not splits.confirm.labelled:
         found[UNLABELLED] = manifest_of_unlabelled(splits.confirm)
@@ -197,15 +184,13 @@ def recalled(
 ) -> dict[Role, LabelledImages]:
     """Return the images that a manifest lists for these roles: files of a folder, or images among the parts given."""
     wanted = {role: manifest.parts[role] for role in roles if role in manifest.parts}
-    faults: list[str] = []
+    where, faults = str(given) if isinstance(given, Path) else "the data", list[str]()
     if isinstance(given, Path):
-        where, parts = str(given), _in_folder(given, manifest, wanted, size)
+        parts = _in_folder(given, manifest, wanted, size)
     else:
-        where, parts = "the data", _among(given, manifest, wanted, faults)
-    if not faults:
-        faults = [
-            each for role, part in parts.items() for each in _changed(part, wanted[role], callback or NullCallback())
-        ]
+        parts = _among(given, manifest, wanted, faults)
+    callback = callback or NullCallback()
+    faults = faults or [fault for role, part in parts.items() for fault in _changed(part, wanted[role], callback)]
     if faults:
         raise DataError.of(f"{where}: is not as it was when the run started; {_PUT_BACK}", faults)
     units = {role: np.array(numbers, dtype=np.int64) for role, numbers in manifest.units.items()}
@@ -253,20 +238,20 @@ def _changed(part: LabelledImages, entries: Sequence[Entry], callback: Callback)
     expected = dict(zip(indices.tolist(), entries, strict=True))
     faults = []
 
-    def content(index: int) -> str | DataError:
+    def look(index: int) -> Look:
         try:
-            return base.content_hash(index)
+            return Look(base.content_hash(index))
         except DataError as error:
-            return error
+            return Look(fault=str(error))
 
-    for done, (index, found) in enumerate(for_each(base, list(expected), content), 1):
+    for done, (index, found) in enumerate(for_each(base, list(expected), look), 1):
         entry = expected[index]
-        if isinstance(found, DataError):
-            faults.append(f"{entry.name}: missing ({found})")
-        elif found != entry.sha256:
+        if found.fault:
+            faults.append(f"{entry.name}: missing ({found.fault})")
+        elif found.sha256 != entry.sha256:
             faults.append(f"{entry.name}: replaced, its content is another one")
         else:
-            base.looks[index] = Look(found)
+            base.looks[index] = found
         if done % OPENED_AT_ONCE == 0 or done == len(expected):
             callback.opened(done, len(expected))
     return faults

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -54,12 +54,10 @@ class Splits:
 
     @property
     def num_classes(self) -> int:
-        """The number of classes."""
         return len(self.classes)
 
     @property
     def parts(self) -> dict[str, LabelledImages]:
-        """The parts that exist, by name, training first."""
         named = {"train": self.train, "val": self.val, "confirm": self.confirm, "test": self.test}
         return {name: part for name, part in named.items() if part is not None}
 
@@ -139,9 +137,11 @@ def split_indices(
     taken = np.array([_sizes(count, fractions) for count in counts.tolist()], dtype=np.int64).reshape(len(classes), -1)
     wanted = np.column_stack([counts - taken.sum(1), taken])
     part_of = np.full(len(labels), -1)
-    together = _together(units)
-    if together:
-        _place(together, labels, wanted, part_of, random)
+    if units is not None and len(units) > 0:
+        order = np.argsort(units, kind="stable")
+        found = np.split(order, np.flatnonzero(np.diff(units[order])) + 1)
+        if together := [members for members in found if len(members) > 1]:
+            _place(together, labels, wanted, part_of, random)
     for label in range(len(classes)):
         members = random.permutation(np.flatnonzero((labels == label) & (part_of < 0)))
         placed = np.bincount(part_of[(labels == label) & (part_of >= 0)], minlength=wanted.shape[1])
@@ -159,14 +159,6 @@ def _sizes(count: int, fractions: Sequence[float]) -> list[int]:
         wanted = max(round(fraction * count), 1) if fraction > 0 else 0
         sizes.append(min(wanted, max(spare - reserved, 1), spare))
     return sizes
-
-
-def _together(units: Labels | None) -> list[NDArray[np.int64]]:
-    if units is None or len(units) == 0:
-        return []
-    order = np.argsort(units, kind="stable")
-    bounds = np.flatnonzero(np.diff(units[order])) + 1
-    return [members for members in np.split(order, bounds) if len(members) > 1]
 
 
 def _place(
@@ -281,8 +273,13 @@ def groups_of(splits: Splits, path: str | os.PathLike[str] | None) -> dict[str, 
     names = names_of(splits)
     if path is not None:
         file = user_path(path, "groups")
-        groups = read_groups(file)
-        refuse_unknown(groups, [name for each in names.values() for name in each], file)
+        groups, known = read_groups(file), sorted(name for each in names.values() for name in each)
+        if unknown := sorted(groups.keys() - set(known)):
+            raise DataError.of(
+                f"{file}: lists images that the data does not have; their names there start from its folder, as "
+                f"{next(iter(known), '')}",
+                unknown,
+            )
         return groups
     return {
         name: group
@@ -330,14 +327,3 @@ def read_groups(path: Path) -> dict[str, str]:
     if faults:
         raise DataError.of(str(path), faults)
     return groups
-
-
-def refuse_unknown(groups: Mapping[str, str], names: Iterable[str], path: Path) -> None:
-    """Raise DataError for groups of images that the data does not have."""
-    unknown = sorted(groups.keys() - set(names))
-    if unknown:
-        example = next(iter(sorted(names)), "")
-        raise DataError.of(
-            f"{path}: lists images that the data does not have; their names there start from its folder, as {example}",
-            unknown,
-        )

@@ -35,8 +35,7 @@ def prepare(
 ) -> Tensor:
     """Return the batch as the network reads it: float32 (N, *spec.shape), normalised, in channels_last.
 
-    Images are resized, then augmented, then normalised; grey becomes colour or colour grey as the spec asks. The input
-    is not modified. Blending images is left to `blend`.
+    Images are resized, then augmented, then normalised; grey becomes colour or colour grey as the spec asks.
 
     Args:
         images: Pixels (N, C, H, W): uint8 in 0..255 or floats in [0, 1].
@@ -188,7 +187,7 @@ def augment(images: Tensor, settings: Augment, generator: torch.Generator | None
 
     The images are floats, in [0, 1] if their colours change too; areas from outside get the colour of the border
     (with a policy: black). Random numbers come from a CPU generator (None: PyTorch's global one), the same on every
-    device. Blending is left to `blend`.
+    device.
 
     >>> images = torch.rand(2, 3, 8, 8)
     >>> augment(images, Augment()) is images
@@ -216,15 +215,12 @@ def _moved(images: Tensor, settings: Augment, generator: torch.Generator | None)
     flip = (draws[0] < 0.5) & settings.flip
     if settings.shift == 0 and settings.rotation == 0 and settings.crop == 1:
         return torch.where(flip.view(-1, 1, 1, 1), images.flip(3), images)
-    around_zero = 2 * draws[1:] - 1
-    window = None if settings.crop == 1 else _windows(torch.rand(4, len(images), generator=generator), settings.crop)
-    return move(
-        images,
-        shift=settings.shift * around_zero[:2].T,
-        degrees=settings.rotation * around_zero[2],
-        flip=flip,
-        window=None if window is None else window.to(images.device, images.dtype),
-    )
+    around_zero, window = 2 * draws[1:] - 1, None
+    if settings.crop < 1:
+        window = _windows(torch.rand(4, len(images), generator=generator), settings.crop)
+        window = window.to(images.device, images.dtype)
+    shift, degrees = settings.shift * around_zero[:2].T, settings.rotation * around_zero[2]
+    return move(images, shift=shift, degrees=degrees, flip=flip, window=window)
 
 
 def _windows(draws: Tensor, smallest: float) -> Tensor:
@@ -237,9 +233,8 @@ def _windows(draws: Tensor, smallest: float) -> Tensor:
 def move(images: Tensor, *, shift: Tensor, degrees: Tensor, flip: Tensor, window: Tensor | None = None) -> Tensor:
     """Flip the images, then rotate them about their centre, then shift, then crop; sample once (bilinear).
 
-    `shift` (N, 2) holds fractions of the width (to the right) and of the height (downwards); `degrees` (N,)
-    turn counterclockwise; `flip` (N,) is boolean. `window` (N, 4) is the crop: x and y of its centre, from -1 to 1,
-    and its width and height as fractions.
+    `shift` (N, 2) holds fractions of the width (to the right) and of the height (downwards); `degrees` (N,) turn
+    counterclockwise. `window` (N, 4) is the crop: x and y of its centre, from -1 to 1, and its sides as fractions.
 
     >>> image = torch.tensor([[[[1.0, 2.0, 3.0]]]])
     >>> third, zero, no = torch.tensor([[1 / 3, 0.0]]), torch.zeros(1), torch.tensor([False])
@@ -323,12 +318,9 @@ def blend(
 @contextmanager
 def _seeded_by(generator: torch.Generator | None) -> Iterator[None]:
     seed = int(torch.randint(2**62, (), generator=generator))
-    state = torch.default_generator.get_state()
-    try:
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
-    finally:
-        torch.default_generator.set_state(state)
 
 
 def _laid_out(result: Tensor, *, like: Tensor) -> Tensor:

@@ -11,11 +11,12 @@ functions that take a callable, a path, a device or a place to write to (`out`).
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import cast, get_args
 
 import torch
 from timm import layers
@@ -25,8 +26,7 @@ from torch.nn import functional as F
 from basisprune.basis.layers import BasisPair, BasisScalingConv, Shift
 from basisprune.errors import BundleError, LayerError
 from basisprune.transfer.body import NormedConv
-from basisprune.transfer.kept import LOGITS, KeptModel
-from basisprune.transfer.model import GlobalPool, Layout, TransferModel
+from basisprune.transfer.model import LOGITS, GlobalPool, KeptModel, Layout, TransferModel
 
 # ----------------------------------------------------------------------------------------------- layers
 
@@ -147,30 +147,35 @@ def _leaves(value: object) -> list[object]:
 # ------------------------------------------------------------------------------------------- operations
 
 _OF_TENSORS = """
-    abs add amax amin cat chunk clamp concat div exp flatten flip log matmul max maximum mean min minimum movedim
-    mul neg permute pow reciprocal relu reshape roll rsqrt sigmoid softmax split sqrt square squeeze stack std sub
-    sum tanh transpose unbind unsqueeze var cos cumsum einsum sin swapaxes unflatten
+    abs add amax amin baddbmm bitwise_not bmm broadcast_to cat ceil chunk clamp concat div eq erf exp flatten flip
+    floor ge gt le log logical_and logical_not logical_or lt masked_fill matmul max maximum mean min minimum movedim
+    mul ne neg permute pow reciprocal relu reshape roll round rsqrt sigmoid softmax split sqrt square squeeze stack
+    std sub sum t tanh transpose unbind unsqueeze var where cos cumsum einsum sin swapaxes unflatten ones_like
+    zeros_like
 """
 _OF_LAYERS = """
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d avg_pool1d avg_pool2d avg_pool3d
-    dropout elu gelu glu hardsigmoid hardswish hardtanh interpolate layer_norm leaky_relu log_softmax max_pool1d
-    max_pool2d max_pool3d mish normalize pad pixel_shuffle pixel_unshuffle relu relu6 scaled_dot_product_attention
-    selu sigmoid silu softmax softplus tanh conv1d conv2d conv3d linear
+    dropout elu gelu glu group_norm hardsigmoid hardswish hardtanh instance_norm interpolate layer_norm leaky_relu
+    log_softmax max_pool1d max_pool2d max_pool3d mish normalize pad pixel_shuffle pixel_unshuffle relu relu6
+    scaled_dot_product_attention selu sigmoid silu softmax softplus tanh conv1d conv2d conv3d linear
 """
 _OF_NUMBERS = """
-    add eq floordiv getitem iadd imul matmul mod mul neg sub truediv
+    add eq floordiv ge getitem gt iadd imul le lt matmul mod mul ne neg sub truediv
 """
 _OF_TENSORS_ALONE = """
-    add_ clamp_ contiguous dim div_ expand expand_as mul_ narrow relu_ repeat repeat_interleave reshape_as select
-    sigmoid_ size sub_ t tile view view_as
+    add_ bool clamp_ clone contiguous detach dim div_ expand expand_as float long masked_fill_ mul_ narrow new_full
+    new_ones new_zeros numel relu_ repeat repeat_interleave reshape_as select sigmoid_ size sub_ tile to type_as
+    view view_as
 """
+_OF_SIZES = "arange full linspace ones zeros"
 _KEYWORDS = """
     align_corners alpha antialias approximate attn_mask axis0 axis1 beta bias ceil_mode chunks correction
-    count_include_pad dilation dim dim0 dim1 dims divisor_override downscale_factor dropout_p dtype enable_gqa
-    end_dim eps equation exponent groups inplace input is_causal keepdim kernel_size key max max_val min min_val
-    mode negative_slope normalized_shape other output_size p pad padding query recompute_scale_factor repeats
-    return_indices rounding_mode scale scale_factor shape shifts size sizes split_size split_size_or_sections
-    start_dim stride tensor tensors threshold training unbiased upscale_factor value weight _stacklevel
+    count_include_pad device dilation dim dim0 dim1 dims divisor_override downscale_factor dropout_p dtype
+    enable_gqa end end_dim eps equation exponent fill_value groups indexing inplace input is_causal keepdim
+    kernel_size key max max_val min min_val mode negative_slope normalized_shape other output_size p pad padding
+    query recompute_scale_factor repeats return_indices rounding_mode scale scale_factor shape shifts size sizes
+    split_size split_size_or_sections start start_dim step stride tensor tensors threshold training unbiased
+    upscale_factor value weight _stacklevel
 """
 KEYWORDS = frozenset(_KEYWORDS.split())
 """The arguments that functions and methods may be given by name; `out` is not among them, unless it is None."""
@@ -192,15 +197,52 @@ class Operation:
         return self.function(*args, **kwargs)
 
 
+class OtherSizeError(LayerError):
+    """An input of another size than those that a graph is right for."""
+
+
+def expect(value: object, known: bool | int | float) -> object:
+    """Raise OtherSizeError unless the number, or the length, is the one by which the network's code once decided."""
+    if issubclass(type(value), fx.Proxy):  # by its type, because it may call itself a number
+        proxy = cast(fx.Proxy, value)
+        return proxy.tracer.create_proxy("call_function", expect, (proxy, known), {})
+    found = len(value) if isinstance(value, (tuple, list, Tensor)) else value
+    if (bool(found) if isinstance(known, bool) else found) != known:
+        raise OtherSizeError("", f"is written down for inputs of another size ({found} in place of {known})")
+    return None
+
+
+def set_item(tensor: Tensor, index: object, value: object) -> None:
+    """Set a part of a tensor that the graph has made."""
+    Operation("setitem", operator.setitem)(tensor, index, value)
+
+
+def _to(tensor: Tensor, *kinds: object, **named: object) -> Tensor:
+    """Convert to a type, or to that of another tensor; a place has no name in a file."""
+    if any(isinstance(kind, str) for kind in (*kinds, *named.values())):
+        raise LayerError("", "to: a place is named")
+    return cast(Tensor, Tensor.to(tensor, *kinds, **named))  # type: ignore[call-overload]
+
+
+CREATING = frozenset({*(getattr(torch, name) for name in _OF_SIZES.split()), torch.empty})
+"""What makes a tensor of nothing but numbers."""
+
 FUNCTIONS: Mapping[str, Callable[..., object]] = {
+    "basisprune.expect": expect,
+    "basisprune.set_item": set_item,
+    "math.ceil": math.ceil,
+    "math.floor": math.floor,
+    "torch.meshgrid": torch.meshgrid,
+    "torch._weight_norm": torch._weight_norm,
+    **{f"torch.{name}": getattr(torch, name) for name in _OF_SIZES.split()},
     **{f"torch.{name}": getattr(torch, name) for name in _OF_TENSORS.split()},
     **{f"functional.{name}": getattr(F, name) for name in _OF_LAYERS.split()},
     **{f"operator.{name}": getattr(operator, name) for name in _OF_NUMBERS.split()},
 }
 METHODS: Mapping[str, Operation] = {
-    name: Operation(name, getattr(Tensor, name))
+    name: Operation(name, _to if name == "to" else getattr(Tensor, name))
     for name in f"{_OF_TENSORS_ALONE} {_OF_TENSORS}".split()
-    if name not in ("cat", "concat", "einsum", "stack")
+    if hasattr(Tensor, name)
 }
 READINGS: Mapping[str, Operation] = {
     "shape": Operation("shape", lambda tensor: tensor.shape),
@@ -210,8 +252,10 @@ READINGS: Mapping[str, Operation] = {
 }
 FUNCTION_NAMES: Mapping[Callable[..., object], str] = {
     function: name for name, function in reversed([*FUNCTIONS.items()])
-}
-ARITHMETIC = frozenset(FUNCTIONS[f"operator.{name}"] for name in _OF_NUMBERS.split() if name != "getitem")
+} | {torch.empty: "torch.zeros", operator.pow: "torch.pow", operator.invert: "torch.bitwise_not"}
+ARITHMETIC = frozenset(
+    [math.ceil, math.floor, *(FUNCTIONS[f"operator.{name}"] for name in _OF_NUMBERS.split() if name != "getitem")]
+)
 
 
 def odd_keywords(kwargs: Mapping[str, object]) -> list[str]:

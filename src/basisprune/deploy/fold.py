@@ -14,7 +14,8 @@ from timm.layers import Conv2dSame, DropBlock2d, DropPath
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from basisprune.basis.decompose import full_rank, merge_pair
+from basisprune.basis.decompose import merge_pair
+from basisprune.basis.factors import full_rank
 from basisprune.basis.layers import BasisPair, Shift
 from basisprune.deploy.comparing import difference
 from basisprune.deploy.forms import (
@@ -29,17 +30,16 @@ from basisprune.deploy.forms import (
     subsampled,
     table_seconds,
 )
-from basisprune.deploy.graphs import trace
 from basisprune.deploy.latency import Backend, LayerTimer, in_channels_last, interleaved, onnx_layer_seconds
+from basisprune.deploy.tracing import trace
 from basisprune.errors import ConfigError, LayerError, ModelError
 from basisprune.layer_times import TimeTable
-from basisprune.torchkit.kinds import refuse_lazy
-from basisprune.torchkit.running import hooked, mode, relative_difference, tensors_in
+from basisprune.torchkit.running import hooked, mode, refuse_lazy, relative_difference, tensors_in
 from basisprune.torchkit.surgery import Layer, find_layers, output_channels, refuse_hooks, replace_module
 from basisprune.torchkit.watching import Dataflow, LayerCall, dataflow_of, example_input
 from basisprune.transfer.body import NormedConv
-from basisprune.transfer.kept import KeptModel
-from basisprune.transfer.model import TransferModel
+from basisprune.transfer.model import KeptModel, TransferModel
+from basisprune.transfer.several import SeveralInputs
 from basisprune.types import InputSpec
 
 Preference: TypeAlias = Literal["macs", "params", "latency", "none"]
@@ -297,7 +297,8 @@ def _plain_structure(model: nn.Module) -> nn.Module:
             raise LayerError(name, f"its code does something else when it is traced ({where})")
         model = replace_module(model, name, graph)
     for name, module in model.named_modules():
-        if type(module).__module__.partition(".")[0] == "basisprune":
+        is_outer = not name and isinstance(module, SeveralInputs)  # its network is plain
+        if type(module).__module__.partition(".")[0] == "basisprune" and not is_outer:
             raise LayerError(name, f"{type(module).__name__} has no plain form; use it only inside a TransferModel")
     return model
 

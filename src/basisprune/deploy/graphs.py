@@ -8,15 +8,14 @@ from dataclasses import asdict, dataclass
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import MappingKey, register_pytree_node
 
 from basisprune.deploy.allowed import METHODS, READINGS
 from basisprune.errors import LayerError
+from basisprune.torchkit.running import packed
 from basisprune.torchkit.surgery import module_at, refuse_hidden_names, tensor_at
-from basisprune.torchkit.watching import example_input
-from basisprune.transfer.kept import KeptModel
-from basisprune.transfer.model import GlobalPool, ModelSource, TransferModel
+from basisprune.transfer.model import GlobalPool, KeptModel, ModelSource, TransferModel
 from basisprune.types import InputSpec
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Step:
-    """One node: `path` leads to the part it names, else `function` is called; nobody reads the steps `done` later."""
+    """One node: `path` leads to the part it names, else `function` is called; the steps `done` are not read later."""
 
     op: str
     path: tuple[str, ...]
@@ -56,6 +55,25 @@ class _Step:
     args: tuple[object, ...]
     kwargs: dict[str, object]
     done: tuple[int, ...]
+
+
+class Outputs(dict[str, object]):
+    """Several outputs by name, which are attributes too, as those of transformers are."""
+
+    def __getattr__(self, name: str) -> object:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+register_pytree_node(
+    Outputs,
+    lambda outputs: (list(outputs.values()), list(outputs)),
+    lambda values, names: Outputs(zip(names, values, strict=True)),
+    serialized_type_name="basisprune.Outputs",
+    flatten_with_keys_fn=lambda outputs: ([(MappingKey(name), each) for name, each in outputs.items()], list(outputs)),
+)
 
 
 class FoldedModel(fx.GraphModule):
@@ -102,7 +120,9 @@ class FoldedModel(fx.GraphModule):
     def recompile(self) -> None:  # type: ignore[override]
         self._steps = _steps(self._graph)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, given: object = None, *more: Tensor, **named: Tensor) -> Tensor:
+        several = more or named or isinstance(given, tuple | list | dict)
+        x = packed(named or ((given, *more) if more else given)) if several else cast(Tensor, given)
         if self.guard is None or isinstance(x, fx.Proxy):  # a tracer's stand-in has no values to check
             return self._run(x, None)
         with self.guard.watch(x):
@@ -116,7 +136,7 @@ class FoldedModel(fx.GraphModule):
             if guard is not None:
                 guard.check(step.function, args, kwargs)
             if step.op == "output":
-                return cast(Tensor, args[0])
+                return cast(Tensor, Outputs(args[0]) if type(args[0]) is dict else args[0])
             if step.op == "placeholder":
                 values[number] = x
             elif step.op == "get_attr":
@@ -267,119 +287,3 @@ def _adopt(place: nn.Module, graph: nn.Module) -> None:
             setattr(place, name, child)
     place._parameters.update(graph._parameters)
     place._buffers.update(graph._buffers)
-
-
-# ----------------------------------------------------------------------------------------------- tracing
-
-
-class _Valued(fx.Proxy):
-    """Stands for a value of the run, and answers as one of its type: code may ask whether it is a tensor."""
-
-    fx_value: object = None
-    _is_param = False  # what isinstance(x, nn.Parameter) reads
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return type(self.fx_value)
-
-
-class ValuedTracer(fx.Tracer):
-    """Traces a network while it runs on one example, so that code which asks for types sees those of the values.
-
-    What else code may depend on no graph knows: whoever traces a network compares the graph with it. Arguments of its
-    forward beyond the first keep their defaults.
-    """
-
-    def __init__(self, example: Tensor, is_leaf: Callable[[nn.Module], bool]) -> None:
-        super().__init__()
-        self.example, self.is_leaf = example, is_leaf
-        self.values: dict[fx.Node, object] = {}
-        self.is_running = False  # one operation, to see what it gives
-
-    def trace(
-        self, root: nn.Module | Callable[..., object], concrete_args: dict[str, object] | None = None
-    ) -> fx.Graph:
-        graph = super().trace(root, concrete_args)
-        for node in [node for node in graph.nodes if node.target is torch._assert]:
-            graph.erase_node(node)  # what they would refuse, the network refuses
-        self.values.clear()
-        return graph
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
-        return self.is_leaf(m)
-
-    def create_args_for_root(
-        self,
-        root_fn: Callable[..., object],
-        is_module: bool,  # noqa: ARG002
-        concrete_args: object = None,  # noqa: ARG002
-    ) -> tuple[Callable[..., object], list[object]]:
-        return root_fn, [self.root, self.create_proxy("placeholder", "images", (), {})]
-
-    def create_arg(self, a: object) -> fx.node.Argument:
-        # By its type, because it may call itself a tensor.
-        return cast(fx.Proxy, a).node if issubclass(type(a), fx.Proxy) else super().create_arg(a)
-
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        found = _Valued(node, self)
-        found.fx_value = self.values[node]
-        return found
-
-    def call_module(
-        self, m: nn.Module, forward: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> object:
-        return forward(*args, **kwargs) if self.is_running else super().call_module(m, forward, args, kwargs)
-
-    def getattr(self, attr: str, attr_val: object, parameter_proxy_cache: dict[str, fx.Proxy]) -> object:
-        return attr_val if self.is_running else super().getattr(attr, attr_val, parameter_proxy_cache)
-
-    def create_node(self, *given: Any, **named: Any) -> fx.Node:
-        node = super().create_node(*given, **named)
-        self.is_running = True
-        try:
-            self.values[node] = self._value(node)
-        finally:
-            self.is_running = False
-        return node
-
-    def _value(self, node: fx.Node) -> object:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)  # type: ignore[arg-type]
-        if not isinstance(node.target, str):
-            return node.target(*args, **kwargs)
-        match node.op:
-            case "placeholder":
-                return self.example
-            case "get_attr":
-                *above, leaf = node.target.split(".")
-                home = module_at(self.root, above)
-                return {**vars(home), **home._buffers, **home._parameters}[leaf]  # fx keeps constants as attributes
-            case "call_module":
-                return module_at(self.root, node.target.split("."))(*args, **kwargs)
-            case "call_method":
-                return methodcaller(node.target, *args[1:], **kwargs)(args[0])
-        return None
-
-
-def trace(name: str, model: TransferModel | KeptModel) -> FoldedModel:
-    """Return what the model called `name` does, in eval mode, as a graph of its parts, which are shared.
-
-    A backbone's blocks stay modules. Whether the graph does the same must be seen by comparing the two. Raises
-    LayerError for code that cannot be traced.
-    """
-    inner = model.network if isinstance(model, KeptModel) else model.backbone
-    tracer = ValuedTracer(
-        example_input(model, model.input_spec.shape),
-        lambda part: not isinstance(part, (TransferModel, GlobalPool, KeptModel)),
-    )
-    try:
-        with torch.no_grad():
-            graph = tracer.trace(model)
-    except Exception as error:
-        raise LayerError(
-            name,
-            f"{type(inner).__name__}.forward_features cannot be traced ({error}); give the backbone a "
-            "forward_features that only calls modules and torch functions",
-        ) from error
-    classes: Sequence[str] | None = getattr(model, "classes", None)
-    pool = model.pool if isinstance(model, TransferModel) else None
-    return graph_model(model, graph, about(model.input_spec, model.source, classes, pool))

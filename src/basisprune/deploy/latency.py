@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from basisprune.deploy.export.exportable import GraphInput
 from basisprune.deploy.export.onnx import ONNX, layer_protos, open_session, to_proto
 from basisprune.deploy.export.runtime import FileModel, Runtime
+from basisprune.deploy.export.sandboxed import fed
 from basisprune.errors import ConfigError
 from basisprune.transfer.model import known_spec, spec_of
 from basisprune.types import JsonValue
@@ -186,7 +187,7 @@ def interleaved(
     """Measure the seconds of each run in every round; the runs take turns, so that noise disturbs all alike.
 
     Each turn begins with `settle` runs that are not timed, for what has a steady state of its own: memory that the
-    run before left in another shape has to be fetched anew. `now` tells the time, by default that of `stopwatch`.
+    run before left in another shape has to be fetched again. `now` tells the time, by default that of `stopwatch`.
 
     >>> {name: len(values) for name, values in interleaved({"nothing": lambda: None}, repeats=3).items()}
     {'nothing': 3}
@@ -303,8 +304,7 @@ def _eager(model: nn.Module) -> Callable[[Tensor], Run]:
 
 def _onnxruntime(model: nn.Module, shape: tuple[int, ...], threads: int) -> Callable[[Tensor], Run]:
     session = onnx_session(model, shape, threads)
-    name = session.get_inputs()[0].name
-    return lambda images: partial(session.run, None, {name: images.numpy()})
+    return lambda images: partial(session.run, None, fed(session, images.numpy()))
 
 
 def _rows(backend: str, batch_size: int, seconds: Seconds) -> list[Latency]:

@@ -345,7 +345,7 @@ class _Graph:
     def conv(
         self, name: str, shape: LayerShape, reads: tuple[str, int, int], *, groups: int = 1, is_output: bool = True
     ) -> str:
-        """Add a conv of the named input with so many channels, that outputs so many; padded to keep the map's size."""
+        """Add a conv of the named input with these inputs and outputs; padded to keep the map's size."""
         maps, inputs, outputs = reads
         weight = self.filled(f"weight.{name}", (outputs, inputs // groups, *shape.kernel), 0.01)
         pads = 2 * [step * (side - 1) // 2 for step, side in zip(shape.dilation, shape.kernel, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,15 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from basisprune.basis.decompose import LinearLayers, split_layers, with_ridge
+from basisprune.basis.decompose import LinearLayers, layers_to_split
 from basisprune.basis.layers import BasisPair, basis_pairs
+from basisprune.basis.loss_axes import split_by_axes, with_ridge
 from basisprune.basis.refit import loss_basis_statistics
 from basisprune.coupling import Channels, trace_coupling, unit_inputs
 from basisprune.importance.layer_access import Batches, filter_values, first_images
 from basisprune.importance.taylor import layer_scores
 from basisprune.torchkit.moments import LossStatistics, OutputStatistics, copies_of, input_statistics, reading
 from basisprune.torchkit.processes import Processes
-from basisprune.torchkit.running import Loss, ReadBatches
+from basisprune.torchkit.running import Loss, ReadBatches, copied, has_computed_weights
 from basisprune.torchkit.surgery import LayerPatterns, find_layers, is_transposed
 from basisprune.types import Coupling, LayerScores, Scores
 
@@ -29,7 +30,7 @@ class BasisLoss:
     """The scores of all basis vectors, and the statistics of their features that `prune_basis` can refit with."""
 
     scores: Scores
-    statistics: Mapping[str, LossStatistics]
+    statistics: Mapping[str, OutputStatistics]
 
 
 def loss_scores(model: nn.Module, batches: Iterable[object], *, loss: Loss = F.cross_entropy) -> Scores:
@@ -46,7 +47,8 @@ def loss_scores(model: nn.Module, batches: Iterable[object], *, loss: Loss = F.c
 
 def basis_loss(model: nn.Module, batches: Iterable[object], *, loss: Loss = F.cross_entropy) -> BasisLoss:
     """`loss_scores` and the statistics for `prune_basis(compensate="refit")`, from the same single pass."""
-    return _scored(basis_pairs(model), loss_basis_statistics(model, batches, loss=loss))
+    pairs, found = basis_pairs(model), loss_basis_statistics(model, batches, loss=loss)
+    return _scored(pairs, {name: _vector_worth(pairs[name], known) for name, known in found.items()}, found)
 
 
 def split_by_loss(
@@ -57,36 +59,31 @@ def split_by_loss(
     ignored_layers: LayerPatterns = (),
     linear: LinearLayers = "auto",
 ) -> tuple[nn.Module, BasisLoss]:
-    """`decompose(basis="loss", scale_init=1.0)`, and `basis_loss` of the new pairs, from one pass instead of two.
+    """Split every layer, turn every pair, and score all their vectors, from one pass instead of three.
 
-    No output changes when layers are split, so what is known of the outputs tells the features behind them. There are
-    no scores where nothing could be split.
+    That is `decompose(basis="loss", scale_init=1.0)`, `rebase(basis="loss")` and `basis_loss`. No output changes when
+    layers are split, so what is known of the outputs tells the features behind them. There are no scores where nothing
+    could be split.
     """
-    split, outputs = split_layers(
-        model, scale_init=1.0, basis="loss", batches=batches, loss=loss, ignored_layers=ignored_layers, linear=linear
-    )
+    if has_computed_weights(model):
+        model = copied(model)
+    layers = layers_to_split(model, ignored_layers=ignored_layers, linear=linear)
+    split, found = split_by_axes(model, {**dict(find_layers(model, BasisPair)), **layers}, batches, loss)
     agreed = Processes.here().agree(split)
-    pairs = {name: pair for name, pair in find_layers(agreed, BasisPair) if name in outputs}
-    return agreed, _scored(pairs, {name: _features(pair, outputs[name]) for name, pair in pairs.items()})
+    pairs = {name: pair for name, pair in find_layers(agreed, BasisPair) if name in found}
+    worth = {name: each.worth for name, each in found.items()}
+    return agreed, _scored(pairs, worth, {name: each.statistics for name, each in found.items()})
 
 
-def _scored(pairs: Mapping[str, BasisPair], found: Mapping[str, LossStatistics]) -> BasisLoss:
+def _scored(
+    pairs: Mapping[str, BasisPair], worth: Mapping[str, Tensor], found: Mapping[str, OutputStatistics]
+) -> BasisLoss:
     layers = {}
     for name, known in found.items():
         reads, writes = known.positions
         uses = reads if is_transposed(pairs[name].basis) else writes, writes  # each input meets all of such a filter
-        layers[name] = layer_scores(pairs[name], _vector_worth(pairs[name], known), known.mean, uses)
+        layers[name] = layer_scores(pairs[name], worth[name].flatten(), known.mean, uses)
     return BasisLoss(Scores("loss", layers), found)
-
-
-@torch.no_grad()
-def _features(pair: BasisPair, outputs: OutputStatistics) -> LossStatistics:
-    """The statistics of a full pair's basis features from those of its outputs: z = V^+ (y - b)."""
-    assert isinstance(outputs, LossStatistics)
-    inverse = torch.linalg.pinv(pair.scaling.columns())
-    bias = 0.0 if pair.bias is None else pair.bias.double()
-    mean = inverse @ (outputs.mean - bias).view(pair.scaling.groups, -1, 1)
-    return replace(outputs, mean=mean.flatten(), covariance=inverse @ outputs.covariance @ inverse.mT)
 
 
 @torch.no_grad()
@@ -94,8 +91,7 @@ def _vector_worth(pair: BasisPair, found: LossStatistics) -> Tensor:
     columns = pair.scaling.columns()
     variances = found.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)  # rounding may leave less than nothing
     lengths = (columns * (with_ridge(found.metric) @ columns)).sum(1)
-    worth: Tensor = (variances * lengths.clamp_min(0)).flatten()
-    return worth
+    return variances * lengths.clamp_min(0)
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,16 @@ from basisprune.method.scoring import (
     judging_and_scoring,
     precision,
 )
-from basisprune.method.states import FULLY, NOT_AT_ALL, Plan, Pruned, Stage, StageStore, State, Tuning, fingerprint
+from basisprune.method.states import FULLY, UNSEEN, Plan, Pruned, Stage, StageStore, State, Tuning, claimed
 from basisprune.planning import largest_ratio, plan_basis, plan_filters, traced
 from basisprune.pruning import prune_basis, prune_filters
 from basisprune.recipes import (
     DECOMPOSED,
     DENSE,
     GIVEN,
+    LOOKED_AT,
     POLISHED,
+    TUNED,
     Framework,
     Move,
     Recipe,
@@ -55,20 +57,19 @@ from basisprune.tasks import CLASSIFICATION, Outcomes, Task
 from basisprune.torchkit.processes import Processes
 from basisprune.torchkit.watching import example_input
 from basisprune.training.checkpoint import EpochRecord, out_of_patience
+from basisprune.training.choosing import CHOSEN
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate, judge, validation_images
 from basisprune.training.lessons import Session
 from basisprune.training.loop import fit
 from basisprune.training.trainable import set_trainable
+from basisprune.training.trainer import DivergedError
 from basisprune.transfer.model import spec_of, with_shape
 from basisprune.types import OUTPUT, BlockPlan, FilterPlan, FrameworkName
 
 _Found = TypeVar("_Found")
-_CLAIMED = (
-    *("basis", "scale_init", "compensate", "basis_images", "score_images", "score_batch", "rebase", "scores"),
-    *("filter_compensate", "linear"),
-)
-"""The settings that all starts of a run in a folder have in common; those of each training are in its checkpoint."""
+_DOING = {LOOKED_AT: "tuning briefly", TUNED: "tuning", POLISHED: "tuning once more"}
+_GENTLE = 0.5  # of the rate of a long tuning: a short one has little time to settle
 
 
 @dataclass
@@ -97,6 +98,7 @@ class Pipeline:
     trained: bool = False
     task: Task = CLASSIFICATION
     _networks: dict[Steps, State] = field(default_factory=dict, init=False, repr=False)
+    _chosen: TrainConfig | None = field(default=None, init=False, repr=False)
     _latest: dict[str, tuple[State, tuple[object, ...], Any]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -258,9 +260,8 @@ class Pipeline:
             plan = planner.frontier(scored, self.settings.plan, self.spec, self.notify.log).plan_within(plan.cost_left)
         plan = self.store.plan(steps, plan)
         self.notify.log(planner.describe(plan, *thinned))
-        plans: tuple[Plan, ...] = (*(thinned or (plan.filters,)), plan.basis)
-        if plan.blocks:
-            plans = (*plans, BlockPlan(plan.blocks))
+        blocks = (BlockPlan(plan.blocks),) if plan.blocks else ()
+        plans: tuple[Plan, ...] = (*(thinned or (plan.filters,)), plan.basis, *blocks)
         pruned = scored.pruned(plan, self.settings.compensate)
         self._networks[steps] = self.tune(state, steps, pruned, *plans, tuning=tuning)
         return self._networks[steps]
@@ -293,7 +294,7 @@ class Pipeline:
 
     def _thinned(self, state: State, method: str, ratio: float) -> State:
         """Return the state without the fraction of its filters, not tuned."""
-        work = partial(self.prune_filters, state, method, ratio, NOT_AT_ALL)
+        work = partial(self.prune_filters, state, method, ratio, UNSEEN)
         return self._of_state("thinned", state, (method, ratio), work)
 
     def _frontier(self, planner: CostPlanner, state: State, move: Move) -> tuple[Scored, PlanFrontier]:
@@ -339,11 +340,35 @@ class Pipeline:
 
     def polish(self, state: State) -> State:
         """Tune the state again, for all fine-tuning epochs of the recipe."""
-        return self._train(self._merged(replace(state, steps=state.after(POLISHED))), self.settings.finetune)
+        return self._tuned(state, POLISHED, self.settings.finetune)
+
+    def tune_fully(self, state: State) -> State:
+        """Tune a pruned state for all fine-tuning epochs of the recipe."""
+        return self._tuned(state, TUNED, self.settings.finetune)
+
+    def look(self, state: State) -> State:
+        """Tune a pruned state for one epoch, which says what it would be after all of them."""
+        config = self._with_known_choices(self.settings.finetune)
+        gentle = replace(config, epochs=1, lr=_GENTLE * config.lr, min_lr=_GENTLE * config.min_lr, patience=None)
+        return self._tuned(state, LOOKED_AT, gentle)
+
+    def _tuned(self, state: State, step: Step, config: TrainConfig) -> State:
+        steps = state.after(step)
+        if steps not in self._networks:
+            self._networks[steps] = self._train(self._merged(replace(state, steps=steps)), config)
+        return self._networks[steps]
+
+    def _with_known_choices(self, config: TrainConfig) -> TrainConfig:
+        """Return the settings with what an earlier training of this run chose, instead of choosing again."""
+        if self._chosen is None or config.choices is None or config.patience is not None:
+            return config
+        return replace(config, choices=None, **{name: getattr(self._chosen, name) for name in CHOSEN})
 
     def tune(self, state: State, steps: Steps, pruned: nn.Module, *plans: Plan, tuning: Tuning = FULLY) -> State:
         """Return the state after pruning, tuned; `steps` and `plans` say how it was pruned."""
         pruned = Processes.here().agree(pruned)
+        if tuning is UNSEEN:
+            return State(steps, pruned, state.stages, (*state.plans, *plans), state.outcomes, state.tuned)
         untuned, outcomes = self._stage(f"{named(steps)}, not tuned", pruned)
         after = State(steps, pruned, (*state.stages, untuned), (*state.plans, *plans), outcomes, state.tuned)
         if not (tuning.even_unchanged or after.has_to_recover) or tuning.may_end(0, untuned.accuracy):
@@ -360,8 +385,8 @@ class Pipeline:
     def _train(self, state: State, config: TrainConfig, tuning: Tuning = FULLY) -> State:
         checkpoint = self.store.path(state.steps, ".pt")
         resumed = checkpoint is not None and checkpoint.exists()
-        doing = "going on from its checkpoint, up to" if resumed else "training for"
-        self.notify.log(f"{state.name}: {doing} {counted(config.epochs, 'epoch')}")
+        doing = "going on from its checkpoint" if resumed else _DOING.get(state.steps[-1], "training")
+        self.notify.log(f"{state.label}: {doing}, {counted(config.epochs, 'epoch')}")
 
         def stop(history: Sequence[EpochRecord]) -> bool:
             accuracy = history[-1].val_accuracy
@@ -371,11 +396,21 @@ class Pipeline:
         start = self._networks.get(state.steps[:1], self._networks.get((DENSE,)))
         teacher = None if start is None else start.model
         session = Session(teacher=teacher, stop=stop, callback=self.callback, task=self.task)
+        val = self.val if tuning.ends_early or not state.plans or config.patience is not None else None
+        known = self._with_known_choices(config) if state.plans else config
         train, progress = self.splits.train, self.progress
-        result = fit(state.model, train, self.val, config, checkpoint=checkpoint, progress=progress, session=session)
+        try:
+            result = fit(state.model, train, val, known, checkpoint=checkpoint, progress=progress, session=session)
+        except DivergedError as error:
+            if known == config:
+                raise
+            self.notify.log(f"the training diverged ({error.args[0]}); it starts again, and chooses anew")
+            checkpoint = self.store.path(state.after(Step("choosing")), ".pt")
+            result = fit(state.model, train, val, config, checkpoint=checkpoint, progress=progress, session=session)
+        if config.choices is not None and known == config:
+            self._chosen = result.config
         stage, outcomes = self._stage(state.name, result.model, result.history)
-        stages, plans = (*state.stages, stage), state.plans
-        return State(state.steps, result.model, stages, plans, outcomes, tuned=len(plans))
+        return State(state.steps, result.model, (*state.stages, stage), state.plans, outcomes, tuned=len(state.plans))
 
     def _stage(self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()) -> tuple[Stage, Outcomes]:
         tuning = self.settings.finetune
@@ -394,20 +429,12 @@ class Pipeline:
     def claim_folder(self) -> None:
         """Record the common settings of runs in the folder; raise CheckpointError if they differ."""
         if self.store.root is not None:  # fingerprints are slow
-            self.store.claim(self._common())
+            self.store.claim(claimed(self.settings, self.task, self.model, self.splits, trained=self.trained))
 
     def check_folder(self) -> None:
         """Raise the error that `claim_folder` would raise, as far as it can be known; write nothing."""
         if self.store.root is not None and self.store.root.is_dir():
-            self.store.check(self._common())
-
-    def _common(self) -> dict[str, object]:
-        common = {name: getattr(self.settings, name) for name in _CLAIMED}
-        if self.trained:
-            common["trained"] = True
-        if named_task := self.task.to_dict():
-            common["task"] = ", ".join(named_task.values())
-        return common | fingerprint(self.model, self.splits, with_head=self.trained)
+            self.store.check(claimed(self.settings, self.task, self.model, self.splits, trained=self.trained))
 
 
 def run(

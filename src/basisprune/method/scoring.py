@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from basisprune.torchkit.running import idle_modules
 from basisprune.torchkit.surgery import TORCH_CONVS, find_layers
 from basisprune.types import BasisPlan, Coupling, FilterPlan, InputSpec, Scores
 
+_BATCH = 32
 _STEP = 0.9
 """The ratio of one share of an outlook to the next."""
 
@@ -93,7 +95,7 @@ class Scoring:
     def basis_loss(self, model: nn.Module) -> tuple[nn.Module, BasisLoss]:
         """Return the model in the basis that is scored, and what its vectors are worth to the loss."""
         recipe, doing = self.recipe, "scoring the basis vectors on the training images"
-        if recipe.basis == "loss" and not _is_split(model):
+        if recipe.basis == "loss" and (recipe.rebase or not _is_split(model)):
             idle = self._idle(model)
             self.log(doing)
             split, found = split_by_loss(
@@ -134,8 +136,10 @@ class Scoring:
         plan = self.recipe.filter_plan
         return replace(plan, normalise="none") if method == "loss" else plan
 
-    def basis_batches(self) -> PreparedBatches:
-        return self._shuffled(self.train, limit=self.recipe.basis_images)
+    def basis_batches(self, share: float = 1.0) -> PreparedBatches:
+        """Return the images of the bases, in batches that fit into a processor's cache."""
+        limit = max(math.ceil(share * self.recipe.basis_images), 1)
+        return self._shuffled(self.train, limit=limit, batch_size=_BATCH)
 
     def batches(self) -> PreparedBatches:
         return self._shuffled(self.images, batch_size=self.recipe.score_batch)

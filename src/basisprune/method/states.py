@@ -19,8 +19,8 @@ from basisprune.data.manifest import manifest_of
 from basisprune.errors import CheckpointError, ConfigError, PlanError
 from basisprune.files import Json, clear_leftovers, parse_json, read_checked, sound_or_aside, write_checked
 from basisprune.layer_times import TimeTable
-from basisprune.recipes import Step, Steps, named
-from basisprune.tasks import Outcomes, Predictions
+from basisprune.recipes import Recipe, Step, Steps, named
+from basisprune.tasks import Outcomes, Predictions, Task
 from basisprune.torchkit.processes import Processes
 from basisprune.training.checkpoint import EpochRecord, differences
 from basisprune.transfer.model import TransferModel, spec_of
@@ -32,6 +32,10 @@ Plan = BasisPlan | FilterPlan | BlockPlan
 Stored = TypeVar("Stored", BasisPlan, FilterPlan, JointPlan)
 CLAIM, TIMES = "run.json", "times.json"
 _LONGEST_NAME = 160
+_CLAIMED = (
+    *("basis", "scale_init", "compensate", "basis_images", "score_images", "score_batch", "rebase", "scores"),
+    *("filter_compensate", "linear"),
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,11 @@ class Tuning:
     skip: bool = False
     even_unchanged: bool = False
 
+    @property
+    def ends_early(self) -> bool:
+        """Whether the validation accuracy after an epoch may end it."""
+        return self.enough is not None or self.hopeless is not None
+
     def may_end(self, epochs: int, accuracy: float) -> bool:
         if self.skip or (self.enough is not None and accuracy >= self.enough):
             return True
@@ -55,6 +64,8 @@ class Tuning:
 
 
 FULLY, NOT_AT_ALL = Tuning(even_unchanged=True), Tuning(skip=True)
+UNSEEN = Tuning(skip=True)
+"""As NOT_AT_ALL, and not judged either: the network is on its way to one that is."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,16 @@ class State:
     @property
     def name(self) -> str:
         return named(self.steps)
+
+    @property
+    def label(self) -> str:
+        """What the network lacks, in words."""
+        kept = dict.fromkeys(("basis", "filters"), 1.0)
+        for plan in self.plans:
+            if not isinstance(plan, BlockPlan):
+                kept["basis" if isinstance(plan, BasisPlan) else "filters"] *= 1 - plan.removed / max(plan.total, 1)
+        lacks = [f"{1 - share:.0%} of the {axis}" for axis, share in kept.items() if share < 1]
+        return f"without {', '.join(lacks)}" if lacks else self.name
 
     def after(self, step: Step) -> Steps:
         return (*self.steps, step)
@@ -219,6 +240,16 @@ def _refuse_differences(path: Path, old: Json, new: Mapping[str, object]) -> Non
     if differing := differences(old, new):
         where = f"{path}: was created with other settings, weights or images; use another folder"
         raise CheckpointError.of(where, differing)
+
+
+def claimed(recipe: Recipe, task: Task, model: nn.Module, splits: Splits, *, trained: bool) -> dict[str, object]:
+    """Return what all starts of a run in a folder have in common; settings of a training are in its checkpoint."""
+    common = {name: getattr(recipe, name) for name in _CLAIMED}
+    if trained:
+        common["trained"] = True
+    if named_task := task.to_dict():
+        common["task"] = ", ".join(named_task.values())
+    return common | fingerprint(model, splits, with_head=trained)
 
 
 def fingerprint(model: nn.Module, splits: Splits, *, with_head: bool = False) -> dict[str, object]:

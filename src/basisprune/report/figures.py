@@ -30,7 +30,8 @@ PALETTE: dict[str, tuple[str, str]] = {
 }
 FONT = "Inter, ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 COSTS = {"parameters": "parameters", "macs": "multiply-adds", "latency_ms": "latency", "bytes": "file size"}
-_FRONT_AXES = {"parameters": "parameters", "latency_ms": "milliseconds for one image"}
+_AXES = COSTS | {"latency_ms": "milliseconds for one image", "bytes": "bytes"}
+_TICKS = ((1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,))  # in each decade
 _FRONT_COLOURS = ("accent", "blue", "red", "ink", "muted")
 _FRONT_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross")
 _MARKERS = {
@@ -72,9 +73,7 @@ def search_plots(summary: RunSummary) -> list[Plot]:
     limit = bound if limited == "accuracy" else None
     low, high, below = _accuracy_range(networks, limit, 0.0 if share else -math.inf)
     note = f"Not shown: {below} below {format(low, '.0%' if share else '.4g')}; the table lists all." if below else ""
-    plots, line = [], {"type": "line", "line": {"color": light("accent"), "width": 1, "dash": "dot"}}
-    across = line | {"xref": "x domain", "x0": 0, "x1": 1, "yref": "y", "y0": bound, "y1": bound}
-    upright = line | {"yref": "y domain", "y0": 0, "y1": 1, "xref": "x", "x0": bound, "x1": bound}
+    plots = []
     for cost, label in COSTS.items():
         measured = [each for each in networks if getattr(each[2], cost, None) is not None]
         if len(measured) < 2:
@@ -83,18 +82,32 @@ def search_plots(summary: RunSummary) -> list[Plot]:
         title = f"{name[:1].upper()}{name[1:]} against {label}"
         form = (".0%" if high - low > 0.05 else ".1%") if share else ".4~g"
         about = f"search-{cost}", title, f"{title} of {len(measured)} models; the table of candidates has the numbers."
-        x = {"rangemode": "tozero", "tickformat": "~s", "nticks": 6}
-        x |= _titled(f"{label}{', ms' if cost == 'latency_ms' else ''}")
-        y = {"tickformat": form, "range": [low, high]}
-        limits = [across] if limited == "accuracy" else [upright] if limited == cost else []
-        plots.append(_plot(about, drawn, height=320, x=x, y=y, shapes=limits, note=note))
+        x = _logarithmic(_AXES[cost], [getattr(each[2], cost) for each in measured])
+        y = {"tickformat": form, "range": [low, high]} | _titled(name)
+        shapes, texts = _budget_line(bound if limited in ("accuracy", cost) else None, across=limited == "accuracy")
+        plots.append(_plot(about, drawn, height=320, x=x, y=y, note=note, shapes=shapes, annotations=texts))
     return plots
+
+
+def _budget_line(bound: float | None, *, across: bool) -> tuple[list[Trace], list[Trace]]:
+    """Draw the budget as a dotted line with its name; positions of texts on logarithmic axes are logarithms."""
+    if not bound:
+        return [], []
+    line: Trace = {"type": "line", "line": {"color": light("accent"), "width": 1.5, "dash": "dot"}}
+    text: Trace = {"text": "budget", "showarrow": False, "font": {"color": light("accent")}}
+    if across:
+        line |= {"xref": "x domain", "x0": 0, "x1": 1, "yref": "y", "y0": bound, "y1": bound}
+        text |= {"xref": "x domain", "x": 0, "xanchor": "left", "y": bound, "yanchor": "bottom"}
+    else:
+        line |= {"yref": "y domain", "y0": 0, "y1": 1, "xref": "x", "x0": bound, "x1": bound}
+        text |= {"yref": "y domain", "y": 0, "yanchor": "bottom", "x": math.log10(bound), "xanchor": "left"}
+    return [line], [text]
 
 
 def front_plots(points: Sequence[FrontPoint], key: str = "front") -> list[Plot]:
     """Draw accuracy against parameters and milliseconds, with a line through the points that nothing beats there."""
     plots = []
-    for cost, label in _FRONT_AXES.items():
+    for cost, label in ((cost, _AXES[cost]) for cost in ("parameters", "latency_ms")):
         drawn = [point for point in points if getattr(point, cost) is not None]
         if len(drawn) < 2:
             continue
@@ -107,31 +120,42 @@ def front_plots(points: Sequence[FrontPoint], key: str = "front") -> list[Plot]:
                 [_front_line(drawn, cost), *marks],
                 height=360,
                 legend=True,
-                x={"type": "log", "nticks": 6} | _titled(label),
-                y={"tickformat": ".1%"},
+                x=_logarithmic(label, [getattr(point, cost) for point in drawn]),
+                y={"tickformat": ".1%"} | _titled("accuracy"),
             )
         )
     return plots
 
 
-def rank_plot(layers: Sequence[LayerReport]) -> Plot | None:
-    """Draw the share of the full rank that each decomposed layer keeps, in order; None if there are none."""
-    numbered = [(number, layer) for number, layer in enumerate(layers, 1) if layer.rank is not None]
-    if not numbered:
+def layer_plot(layers: Sequence[LayerReport]) -> Plot | None:
+    """Draw the shares of ranks and channels that each layer keeps, in order; None if nothing is known of either."""
+    kept: dict[str, list[tuple[int, LayerReport, int, int]]] = {"ranks": [], "channels": []}
+    for number, layer in enumerate(layers, 1):
+        if layer.rank is not None:
+            kept["ranks"].append((number, layer, layer.rank, layer.full_rank))
+        if layer.channels is not None and layer.full_channels is not None:
+            kept["channels"].append((number, layer, layer.channels, layer.full_channels))
+    kept = {what: found for what, found in kept.items() if found}
+    if not kept:
         return None
-    numbers = [number for number, _ in numbered]
-    hover = [f"<b>{escape(each.name, quote=False)}</b><br>{each.rank} of {each.full_rank}" for _, each in numbered]
-    bars: list[Trace] = [
-        {"type": "bar", "x": numbers, "hovertext": hover, "marker": {"color": light(colour), "line": {"width": 0}}}
-        for colour in ("soft", "accent")
-    ]
-    bars[0] |= {"y": [1] * len(numbers), "hoverinfo": "skip"}
-    bars[1] |= {"y": [(layer.rank or 0) / layer.full_rank for _, layer in numbered], "hoverinfo": "text"}
-    alt = f"Share of the full rank kept by {len(numbers)} layers; the table of layers has the numbers."
+    traces: list[Trace] = []
+    for what, found in kept.items():
+        names = [f"<b>{escape(each.name, quote=False)}</b><br>{n} of {most} {what}" for _, each, n, most in found]
+        values: Trace = {
+            "name": f"{what} kept",
+            "x": [number for number, *_ in found],
+            "y": [some / most for *_, some, most in found],
+            "hovertext": names,
+            "hoverinfo": "text",
+        }
+        style: Trace = {"color": light("accent" if what == "ranks" else "blue"), "line": {"width": 0}}
+        marks: Trace = {"type": "scatter", "mode": "markers", "marker": style | {"symbol": "diamond", "size": 7}}
+        traces.append(values | ({"type": "bar", "marker": style} if what == "ranks" else marks))
+    title = f"Share of {' and '.join(kept)} kept"
+    alt = f"{title} by {len(layers)} layers; the table of layers has the numbers."
     x = {"showgrid": False, "dtick": _step(len(layers))} | _titled("layer, from input to output")
-    y = {"tickformat": ".0%", "range": [0, 1.02], "nticks": 5}
-    about, over = ("ranks", "Share of the full rank kept", alt), "overlay"
-    return _plot(about, bars, height=260, x=x, y=y, barmode=over, bargap=0.25, hovermode="x")
+    y = {"tickformat": ".0%", "range": [0, 1.04], "nticks": 5} | _titled("kept")
+    return _plot(("kept", title, alt), traces, height=280, x=x, y=y, bargap=0.25, hovermode="x", legend=len(kept) > 1)
 
 
 def importance_plots(importance: Mapping[str, LayerImportance]) -> list[Plot]:
@@ -146,7 +170,7 @@ def importance_plots(importance: Mapping[str, LayerImportance]) -> list[Plot]:
         ]
         alt = f"Scale factors and Taylor importance of the {len(taylor)} basis vectors of {name}."
         x = {"showgrid": False, "dtick": _step(len(taylor))} | _titled("basis vector")
-        y = {"rangemode": "tozero", "nticks": 5}
+        y = {"rangemode": "tozero", "nticks": 5} | _titled("relative to the maximum")
         plots.append(_plot((f"importance-{number}", name, alt), lines, height=240, x=x, y=y))
     return plots
 
@@ -183,15 +207,20 @@ def training_plots(summary: RunSummary) -> list[Plot]:
         ]
 
     about = f"{name[:1].upper()}{name[1:]} by epoch", f"Validation {name} by epoch of {len(trained)} candidates."
-    lines = [*([_bundle(others)] if others else []), *both("train_accuracy", "val_accuracy")]
-    y = {"tickformat": ".0%" if summary.metric_is_share else ".4~g"}
+    lines = _marked([*([_bundle(others)] if others else []), *both("train_accuracy", "val_accuracy")])
+    y = {"tickformat": ".0%" if summary.metric_is_share else ".4~g"} | _titled(name)
     plots = [_plot(("training-accuracy", *about), lines, height=300, legend=True, x=x, y=y)]
     if chosen:
         about = "Loss of the chosen model", "Loss by epoch of the chosen model."
-        losses = both("train_loss", "val_loss")
-        y = {"rangemode": "tozero"}
+        losses = _marked(both("train_loss", "val_loss"))
+        y = {"rangemode": "tozero"} | _titled("loss")
         plots.append(_plot(("training-loss", *about), losses, height=300, legend=True, x=x, y=y))
     return plots
+
+
+def _marked(curves: Iterable[Trace]) -> list[Trace]:
+    """Mark each epoch, or a curve of one would not be seen."""
+    return [curve | {"mode": "lines+markers", "marker": {"size": 4}} for curve in curves]
 
 
 def _candidates(
@@ -305,7 +334,26 @@ def _step(count: int) -> int | None:
 
 
 def _titled(text: str) -> dict[str, object]:
-    return {"title": {"text": text}}
+    return {"title": {"text": text, "standoff": 8}}
+
+
+def _logarithmic(title: str, values: Sequence[float]) -> dict[str, object]:
+    """Return an axis of logarithms with at most six round numbers on it, and room at both ends.
+
+    >>> _logarithmic("parameters", [90_000, 3_400_000])["tickvals"]
+    [100000, 300000, 1000000, 3000000]
+    """
+    low, high = 0.8 * max(min(values), 1e-9), 1.25 * max(*values, 1e-9)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    rounds = ([float(f"{part}e{decade}") for decade in decades for part in parts] for parts in _TICKS)
+    fitting = ([value for value in each if low <= value <= high] for each in rounds)
+    ticks = next((each for each in fitting if len(each) <= 6), None)
+    more = (
+        {}
+        if ticks is None
+        else {"tickvals": [int(value) if value >= 1 and value % 1 == 0 else value for value in ticks]}
+    )
+    return {"type": "log", "tickformat": "~s", "range": [math.log10(low), math.log10(high)]} | _titled(title) | more
 
 
 def _plot(
@@ -317,7 +365,7 @@ def _plot(
     y: Mapping[str, object],
     legend: bool = False,
     note: str = "",
-    **layout: Any,
+    **layout: object,
 ) -> Plot:
     """Make a figure in our style: no frame, a thin grid, nothing that captures touch scrolling."""
     axis = {"gridcolor": light("line"), "linecolor": light("line"), "zeroline": False, "fixedrange": True}
@@ -327,7 +375,7 @@ def _plot(
         "data": list(traces),
         "layout": {
             "height": height,
-            "margin": {"l": 52, "r": 12, "t": 34 if legend else 10, "b": 46},
+            "margin": {"l": 40, "r": 12, "t": 34 if legend else 10, "b": 46},
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
             "font": text,
@@ -337,7 +385,7 @@ def _plot(
             "dragmode": False,
             "hoverlabel": label,
             "xaxis": {**axis, **x},
-            "yaxis": {**axis, **y},
+            "yaxis": {**axis, "automargin": True, **y},
             **layout,
         },
     }

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module, resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
@@ -23,11 +23,14 @@ from basisprune.report.figures import (
     error_plot,
     front_plots,
     importance_plots,
-    rank_plot,
+    layer_plot,
     search_plots,
     training_plots,
 )
 from basisprune.results import CandidateRow, FrontPoint, Interval, RunSummary, Side
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 from basisprune.types import dotted
 
 # A larger matrix is unreadable; only the classes most often confused are shown.
@@ -95,11 +98,12 @@ def render_report(summary: RunSummary) -> str:
     too_many = len(summary.classes) > _MOST_CLASSES and summary.confusion is not None
     if too_many:
         summary = replace(summary, confusion=None)
-    rows, ranks = comparison(summary), rank_plot(summary.layers)
+    shown = in_one_runtime(summary)
+    rows, layers = comparison(shown), layer_plot(shown.layers)
     plots = {
         "portfolio": [] if summary.portfolio is None else front_plots(summary.portfolio.points),
-        "search": search_plots(summary),
-        "ranks": [ranks] if ranks else [],
+        "search": search_plots(shown),
+        "layers": [layers] if layers else [],
         "importance": importance_plots(summary.importance),
         "training": training_plots(summary),
         "errors": [] if summary.errors is None else [error_plot(summary.errors)],
@@ -112,9 +116,10 @@ def render_report(summary: RunSummary) -> str:
     return _render(
         "report.html",
         plots,
-        result=summary,
+        result=shown,
         data=summary.as_dict(),
         rows=rows,
+        certified=certified_in_words(summary),
         confusion=_matrices(summary),
         too_many_classes=too_many,
         speeds=_speeds(summary),
@@ -124,13 +129,13 @@ def render_report(summary: RunSummary) -> str:
     )
 
 
-def environment() -> Any:
+def environment() -> Environment:
     """Return the environment of the templates; raises MissingExtraError without jinja2."""
     try:
         jinja2 = import_module("jinja2")
     except ModuleNotFoundError as error:
         raise MissingExtraError("jinja2", extra="report") from error
-    environment = jinja2.Environment(
+    environment: Environment = jinja2.Environment(
         loader=jinja2.PackageLoader("basisprune.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -179,11 +184,38 @@ def comparison(summary: RunSummary) -> list[Row]:
 
 
 def _latency_rows(summary: RunSummary) -> list[Row]:
-    """One image in each runtime, that of the delivered file first."""
+    """One image in the runtime of the delivered file."""
     threads = 0 if summary.latency is None else summary.latency.threads
     on = f"{threads} thread{'' if threads == 1 else 's'}"
     singles = [speed for speed in _speeds(summary) if speed.batch == 1]
-    return [Row("latency_ms", f"one image, {speed.backend}, {on}", speed.before, speed.after) for speed in singles]
+    return [Row("latency_ms", f"one image, {speed.backend}, {on}", speed.before, speed.after) for speed in singles[:1]]
+
+
+def in_one_runtime(summary: RunSummary) -> RunSummary:
+    """Leave out latencies of candidates that are of another runtime than that of the delivered file."""
+    runtime = next((speed.backend for speed in _speeds(summary)), summary.latency_by)
+    if summary.latency_by == runtime or summary.config.get("device") or summary.budget.quantity == "latency_ms":
+        return summary
+    rows = tuple(replace(each, latency_ms=None) for each in summary.candidates)
+    return replace(summary, candidates=rows, reference=replace(summary.reference, latency_ms=None))
+
+
+def certified_in_words(summary: RunSummary) -> str:
+    """Say what the test of the delivered model found, or that of the first one if it failed."""
+    certificate = summary.certificate
+    if certificate is None or not certificate.tests:
+        return ""
+    test, form = certificate.delivered or certificate.tests[0], points if summary.metric_is_share else number
+    is_drop, unit = summary.budget.kind == "max_drop", " points" if summary.metric_is_share else ""
+    metric = in_words(certificate.metric)
+    model, what = "delivered" if test.passed else "first", "images" if summary.task == "classification" else "examples"
+    bound = f"loss is at most {form(test.bound)}{unit} of {metric}"
+    known = bound if is_drop else f"{metric} is at least {amount(test.bound, metric_key(summary))}"
+    counted = summary.task == "classification" or test.lost or test.won
+    changed = f"The {model} model is worse than the unpruned one on {test.lost:,} {what}, and better on {test.won:,}. "
+    sure = f"With {100 * certificate.confidence:.3g}% confidence, its true {known}"
+    outcome = "within the budget" if test.passed else "not within the budget"
+    return f"{changed if counted else ''}{sure}: {outcome}."
 
 
 def _accuracy_row(summary: RunSummary, part: str, before: Side, after: Side | CandidateRow | None) -> Row:

@@ -38,7 +38,7 @@ class Question:
 class LabelPage:
     """What a page asks, and when the labels are enough; `key` tells the browser the runs apart.
 
-    `labels` were given already, by the name of the image: the name of a class, or "?" for what nobody can tell.
+    `labels` were given already, by the name of the image: the name of a class, or "?" for "cannot tell".
     """
 
     title: str

@@ -1,7 +1,7 @@
 """A finished search -> what of it is certified on the confirming images, as the delivered files compute it.
 
 The images are looked at once. The order of the tests is written down first, then each outcome; a run that is started
-again goes on from there. A file that is added later, such as an int8 file, comes last, and only if nothing has failed.
+again resumes from there. A file that is added later, such as an int8 file, comes last, and only if nothing has failed.
 """
 
 from __future__ import annotations
@@ -37,23 +37,21 @@ from basisprune.errors import BasisPruneError, CheckpointError
 from basisprune.files import file_digest
 from basisprune.runs.exporter import Exporter, Int8Export
 from basisprune.runs.folder import INT8, ONNX
-from basisprune.runs.labelling import (
-    ANSWERS,
-    Answers,
-    Labelling,
-    in_random_order,
-    read_answers,
-    read_labels,
-    write_answers,
-)
 from basisprune.runs.load import Job
 from basisprune.runs.record import (
+    ANSWERS,
+    Answers,
     FileTest,
+    Labelling,
     Tested,
     has_been_tested,
     identity,
+    in_random_order,
     promised,
+    read_answers,
+    read_labels,
     read_tested,
+    write_answers,
     write_tested,
 )
 from basisprune.search.candidates import SearchResult
@@ -350,7 +348,7 @@ class _Tests:
 
 
 def _concluded(found: SearchResult, certificate: Certificate, promise: Guarantee) -> SearchResult:
-    """The search with what came of the tests: its choice, and which of the tested candidates passed."""
+    """The search with the outcome of the tests: its choice, and which of the tested candidates passed."""
     chosen = _chosen(found, certificate, promise)
     passed = {test.index: test.passed or test.index == chosen for test in certificate.tests}
     trials = tuple(
@@ -400,7 +398,7 @@ def certifiable_here(promise: Guarantee, data: Splits) -> str:
             f"confidence if answers differ on {TYPICAL:.0%} of them, by labels for at most these {asked:,}."
         )
     if not _is_bounded(promise):
-        return f"Nothing will be certified, because nobody knows how much an example can lose: {_LIMITS}."
+        return f"Nothing will be certified, because it is unknown how much an example can lose: {_LIMITS}."
     if promise.metric != "accuracy" or budget.max_drop is None:
         if not promise.reachable(confirm.labels, confirm.units):
             return f"{_independent(confirm)} are too few to certify this budget. What helps: {_remedies(promise)}."

@@ -21,7 +21,7 @@ from basisprune.results import RunSummary
 from basisprune.runs.certify import Certified, certifiable_here, certify_found
 from basisprune.runs.deliver import Compressed, deliver
 from basisprune.runs.folder import OutputFolder, is_repeatable, refuse_links, settings_of
-from basisprune.runs.load import Job, ModelSource, factory_of, prepare_job
+from basisprune.runs.load import AnyModel, Job, factory_of, prepare_job
 from basisprune.runs.preflight import preflight
 from basisprune.runs.settings import OPTIONS, Options, configure
 from basisprune.runs.summary import summarise
@@ -35,7 +35,7 @@ __all__ = ["Compressed", "certify_run", "compress", "run_job"]
 
 
 def compress(
-    model: ModelSource,
+    model: AnyModel,
     data: Source | Loaders,
     budget: Budget | None = None,
     *,

@@ -29,7 +29,7 @@ from basisprune.errors import BasisPruneError, BundleError, CheckpointError, Lay
 from basisprune.files import atomic, file_digest, user_path
 from basisprune.method.states import State
 from basisprune.report.html import write_report
-from basisprune.results import DeliveredFile, Finding, RunSummary
+from basisprune.results import DeliveredFile, Finding, RunSummary, RuntimeRow
 from basisprune.runs.certify import NO_FILES, Files
 from basisprune.runs.exporter import Exporter
 from basisprune.runs.folder import BUNDLE, CHECKSUMS, INT8, ONNX, REPORT, SUMMARY, OutputFolder
@@ -41,7 +41,7 @@ from basisprune.torchkit.processes import Processes
 from basisprune.training.evaluation import task_batches
 from basisprune.transfer.model import spec_of
 
-ONNX_FILES = (ONNX, INT8)
+_OWN = (ONNX, INT8)  # which a run writes itself
 _LONGEST = 400  # letters of a reason
 _BATCHES, _EXAMPLES = (1, 32), 8
 _WEIGHTS = f"{BUNDLE}/{TENSORS}"
@@ -95,7 +95,6 @@ class Compressed:
 
     @property
     def chosen(self) -> Candidate:
-        """The candidate that was chosen."""
         return self.found.candidates[self.found.chosen]
 
     def report(self, path: str | Path) -> Path:
@@ -127,8 +126,7 @@ def deliver(
 ) -> RunSummary:
     """Write the model in all its forms and the report; return the summary, which is written last.
 
-    A format that the model does not support is skipped, and the reason goes to the callback. Each file of an earlier
-    start of the run stays until the new one is complete; files that are not ours are never touched.
+    A format that the model does not support is skipped. Files that are not of the run are never touched.
     """
     if not Processes.here().is_main:
         return result.summary
@@ -140,8 +138,12 @@ def deliver(
     summary = writer.with_bundle(summary)
     written = set(summary.files)
     summary = with_files(*earlier.exports_for(summary, folder))
-    _remove_stale(folder, summary.files, callback)
-    if (summary.files.keys() - written) & set(ONNX_FILES):  # the bundle tells of those that stay too
+    stale = [name for name in _EXPORTED if name not in summary.files and (folder / name).is_file()]
+    for name in stale:
+        (folder / name).unlink()
+    if stale:
+        callback.log(f"removed {', '.join(stale)}: of an earlier start, and not asked for now or of another network")
+    if (summary.files.keys() - written) & set(_OWN):  # the bundle tells of those that stay too
         summary = writer.with_bundle(summary)
     summary = with_files(replace(summary, not_written=writer.refused), summary.files, writer.remedies)
     summary = replace(summary, latency=writer.latency())
@@ -180,7 +182,6 @@ class _Writer:
             return None
 
     def onnx_files(self, *, is_asked: bool, int8: bool) -> dict[str, DeliveredFile]:
-        """Write the ONNX files; return them with their checksums, and what is promised of them."""
         if not self.with_onnx:
             self.refused[ONNX] = "it is not asked for" if has_onnx() else str(MissingExtraError("onnx", extra="onnx"))
             if not is_asked:
@@ -200,7 +201,6 @@ class _Writer:
         return found
 
     def _float_file(self) -> DeliveredFile:
-        """Write the ONNX file: the one that was tested, or a new one."""
         path, files = self.folder / ONNX, self.result.files
         if files.onnx is None:
             self.exporter.export(self.result.model, path)
@@ -221,7 +221,7 @@ class _Writer:
                 made = files.made
                 with atomic(small) as file:
                     file.write(files.int8)
-            # The test images of a run that was stopped are not looked at, because it may go on.
+            # The test images of a run that was stopped are not looked at, because it may resume.
             images = (None if result.found.interrupted else data.test) or data.val or data.train
             found = self.exporter.file_outcomes(small, result.model, images)
         except BasisPruneError:
@@ -233,7 +233,7 @@ class _Writer:
     def with_bundle(self, summary: RunSummary) -> RunSummary:
         """Write the bundle, last of the models, because it has the verdict and all checksums."""
         files = {name: about for name, about in summary.files.items() if name != BUNDLE}
-        sums = {name: files[name].sha256 for name in ONNX_FILES if name in files}
+        sums = {name: files[name].sha256 for name in _OWN if name in files}
         if not self.written(BUNDLE, lambda: self._save_bundle(summary, sums)):
             return replace(summary, files=files)
         weights = self.folder / _WEIGHTS
@@ -270,7 +270,7 @@ class _Writer:
             check_inputs=checks,
         )
         try:
-            return save()  # which whoever loads it needs no code of others for
+            return save()  # which loads without any other code
         except (BundleError, LayerError):
             if result.factory is None:
                 raise
@@ -278,7 +278,6 @@ class _Writer:
 
     @property
     def remedies(self) -> list[str]:
-        """What would help where nothing could be written."""
         onnx = "write ONNX (--onnx)" if has_onnx() else "pip install 'basisprune[onnx]'"
         by_name = "pass the model by name, as package.module:function, which a bundle then names"
         return [
@@ -288,7 +287,7 @@ class _Writer:
         ]
 
     def latency(self) -> LatencyReport:
-        """Measure the unpruned and the chosen model in turns: the delivered file first, then in PyTorch."""
+        """Measure the unpruned and the chosen model alternately: the delivered file first, then in PyTorch."""
         self.callback.log("measuring the latency of the unpruned and the pruned model")
         models = {"before": self.result.original, "after": self.result.model}
         shape = spec_of(self.result.model).shape
@@ -333,63 +332,49 @@ class _Earlier:
             return summary, dict(summary.files)
         there = [name for name in _EXPORTED if name not in summary.files and (folder / name).is_file()]
         if self.summary is None:
-            kept = {name: _described(folder / name, summary) for name in there}
+            kept = {name: exported_file(folder / name, summary) for name in there}
             return summary, {**summary.files, **kept}
-        known = self.summary.files
-        kept = {name: known[name] for name in there if name in known and _is_export(name, known[name])}
+        known = self.summary.files  # of which ONNX files may be the run's own
+        kept = {name: known[name] for name in there if name in known and (known[name].exported or name not in _OWN)}
         rows = tuple(
             row for row in self.summary.runtimes if not row.file or row.file in kept or row.file in summary.files
         )
         return replace(summary, runtimes=rows if kept else ()), {**summary.files, **kept}
 
 
-def _is_export(name: str, about: DeliveredFile) -> bool:
-    """Whether `basisprune export` wrote the file; ONNX files may be the run's own."""
-    return about.exported or name not in ONNX_FILES
-
-
-def _described(path: Path, summary: RunSummary) -> DeliveredFile:
-    """An export that no summary tells of."""
-    promise = promise_of(path.name, summary)
+def exported_file(path: Path, summary: RunSummary, row: RuntimeRow | None = None) -> DeliveredFile:
+    """Describe a file that `basisprune export` wrote; a fault of the one that it replaces still counts."""
+    old = summary.files.get(path.name)
     return DeliveredFile(
-        path.stat().st_size, _EXPORTED[path.name], sha256=file_digest(path), promise=promise, exported=True
+        path.stat().st_size,
+        _EXPORTED[path.name],
+        None if row is None else row.accuracy,
+        None if row is None else row.interval,
+        sha256=file_digest(path),
+        promise=promise_of(path.name, summary),
+        fault="" if old is None else old.fault,
+        exported=True,
     )
 
 
-def _remove_stale(folder: Path, files: Mapping[str, DeliveredFile], callback: Callback) -> None:
-    """Removes files of an earlier start of the run that this one did not rewrite, and says so."""
-    stale = [name for name in _EXPORTED if name not in files and (folder / name).is_file()]
-    for name in stale:
-        (folder / name).unlink()
-    if stale:
-        callback.log(f"removed {', '.join(stale)}: of an earlier start, and not asked for now or of another network")
-
-
-# ------------------------------------------------------------------------------------------- what is said of the files
+# ------------------------------------------------------------------------------------------- the files in words
 
 
 def promise_of(name: str, summary: RunSummary, *, certified: bool = False) -> Status | None:
-    """Return what is promised of a file; None where nothing is, and of the unpruned network itself.
-
-    Nothing is promised where the budget is not about accuracy, and of files for other runtimes than ONNX's.
-    """
-    if summary.certificate is None or name not in ONNX_FILES:
-        return None
-    if name == ONNX and summary.candidates and summary.candidates[0].chosen:
+    """Return what is promised of a file: nothing without an accuracy budget, for other runtimes, if it is unpruned."""
+    is_unpruned = name == ONNX and bool(summary.candidates) and summary.candidates[0].chosen
+    if summary.certificate is None or name not in _OWN or is_unpruned:
         return None
     return "certified" if certified else "estimated"
 
 
 def with_files(summary: RunSummary, files: Mapping[str, DeliveredFile], remedies: Sequence[str] = ()) -> RunSummary:
-    """Return the summary with these files; its verdict and headline also say what they lack.
-
-    Both are made anew from the finding. `remedies` are what would help where no file could be written.
-    """
+    """Return the summary with these files, and a verdict that says what they lack, and what would help."""
     finding = summary.finding or Finding(summary.verdict, summary.headline)
     said, head = finding.verdict, finding.headline
     summary = replace(summary, files=files)
     follows, is_certified = head == said, summary.certificate is not None and summary.certificate.certified
-    for name in ONNX_FILES:
+    for name in _OWN:
         about = files.get(name)
         if about is None or about.promise != "estimated" or not (about.fault or is_certified):
             continue
@@ -412,7 +397,6 @@ def with_files(summary: RunSummary, files: Mapping[str, DeliveredFile], remedies
 
 
 def _sentence(reason: str) -> str:
-    """Return a reason on one line, as a sentence."""
     line = " ".join(reason.split())
     line = line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
     return line if line.endswith(".") else f"{line}."

@@ -25,17 +25,19 @@ from basisprune.training.lessons import Session
 from basisprune.training.loop import fit
 from basisprune.transfer.model import spec_of
 
-_STEPS = 3
+_STEPS = 2
+_PART = 4
+"""The batches that are timed are smaller than those of a training by this factor: what is said must not take long."""
+_LOOKS, _SHARE = 2, 0.55
+"""How often a network is pruned and tuned briefly for each that is tuned fully, and what a step of one costs of a step
+of the unpruned network: rough numbers of runs on two networks."""
 _GALLOPS = 3
 _FORESEEN = 4
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds for the unpruned network and per candidate, with all epochs, and how many candidates to expect.
-
-    `most` is what there are seldom more of.
-    """
+    """Seconds for the unpruned network and per candidate, with all epochs; `most` is rarely exceeded."""
 
     reference: float
     candidates: int
@@ -44,32 +46,32 @@ class Estimate:
 
     @property
     def total(self) -> float:
-        """The seconds for as many candidates as are expected."""
         return self.reference + self.candidates * self.candidate
 
     @property
     def longest(self) -> float:
-        """The seconds for as many candidates as there are seldom more of."""
         return self.reference + self.most * self.candidate
 
 
 def expected_candidates(config: RunConfig) -> int:
-    """About how many networks a search tries besides the unpruned one; exact for fixed ratios.
+    """Return about how many networks a search tries besides the unpruned one; exact for fixed ratios.
 
-    It assumes four for a move whose scores foresee the loss; otherwise three steps until a candidate is too small, then
-    as many as it takes to narrow one step down to the tolerance.
+    Where the scores of a move foresee the loss, that is how many are tuned for all epochs, and one to fall back on;
+    otherwise three steps until a candidate is too small, then as many as it takes to narrow one step down to the
+    tolerance.
 
     >>> from basisprune.search import SearchConfig
     >>> [expected_candidates(RunConfig(search=SearchConfig(framework=name))) for name in ("basis", "basis+l1")]
-    [5, 10]
+    [2, 8]
     """
     search, goal, moves = config.search, config.goal, config.method.moves
     if not isinstance(goal, Budget):
         return 1
     if not goal.is_about_accuracy:
         return len(moves) * _GALLOPS
-    each = (_FORESEEN if config.recipe.foresees(move) else _GALLOPS + _narrowing(search) for move in moves)
-    return sum(each) + search.polish
+    foreseen = _FORESEEN if search.tunings is None else search.tunings + 1
+    each = (foreseen if config.recipe.foresees(move) else _GALLOPS + _narrowing(search) for move in moves)
+    return sum(each) + polishes(config)
 
 
 def most_candidates(config: RunConfig, *, confirms: bool = True) -> int:
@@ -88,8 +90,15 @@ def most_candidates(config: RunConfig, *, confirms: bool = True) -> int:
         else furthest + _narrowing(search)
         for move in moves
     )
-    steps = sum(each) + search.polish
-    return 2 * steps - search.polish + SAFER if confirms else steps
+    polish = polishes(config)
+    steps = sum(each) + polish
+    return 2 * steps - polish + SAFER if confirms else steps
+
+
+def polishes(config: RunConfig) -> bool:
+    """Whether the network that was found is tuned once more."""
+    asked = config.search.polish
+    return not all(map(config.recipe.foresees, config.method.moves)) if asked is None else asked
 
 
 def _narrowing(search: SearchConfig) -> int:
@@ -119,15 +128,20 @@ def estimate(job: Job) -> Estimate:
     training = seconds_per_pass(split, data, recipe.train, task)
     tuning = training if recipe.finetune == recipe.train else seconds_per_pass(split, data, recipe.finetune, task)
     # What is decomposed before it is trained is compared with the network that was not, which is trained too.
-    trainings = 2 if split is not job.network and recipe.basis != "loss" else 1
-    trainings -= job.config.is_trained  # one of them is that of the network itself
+    trainings = (2 if split is not job.network and recipe.basis != "loss" else 1) - job.config.is_trained
     expected, most = expected_candidates(job.config), most_candidates(job.config, confirms=data.confirm is not None)
     if searches_twice(job.config.guarantee, data):
         expected = min(2 * expected, most)
+    plan = seconds_to_plan(split, data, recipe, task)
+    candidate = plan + recipe.finetune.epochs * tuning
+    if all(map(recipe.foresees, job.config.method.moves)) and job.config.search.tunings is not None:
+        # The last one, to fall back on, is tuned briefly.
+        fully, briefly = _SHARE * recipe.finetune.epochs * tuning, _SHARE * plan + _SHARE * tuning
+        candidate = ((expected - 1) * (fully + _LOOKS * briefly) + briefly) / max(expected, 1)
     return Estimate(
         reference=before + trainings * recipe.train.epochs * training,
         candidates=expected,
-        candidate=seconds_to_plan(split, data, recipe, task) + recipe.finetune.epochs * tuning,
+        candidate=candidate,
         most=most,
     )
 
@@ -150,24 +164,24 @@ def seconds_to_plan(model: nn.Module, data: Splits, recipe: Recipe, task: Task =
 
 def seconds_per_pass(model: nn.Module, data: Splits, config: TrainConfig, task: Task = CLASSIFICATION) -> float:
     """The seconds for one training epoch and one evaluation, measured on a few batches of each."""
-    one = replace(config, epochs=1, tracker=None, distill=0.0, choices=None)
+    size = max(config.batch_size // _PART, 1)
+    one = replace(config, epochs=1, batch_size=size, tracker=None, distill=0.0, choices=None)
     session = Session(task=task)
-    first = _first(data.train, config.batch_size)
-    fit(model, first, None, one, progress=False, session=session)  # the first batch is slow
-    some = _first(data.train, _STEPS * config.batch_size)
+    fit(model, _first(data.train, size), None, one, progress=False, session=session)  # the first batch is slow
+    some = _first(data.train, _STEPS * size)
     start = time.perf_counter()
     fit(model, some, None, one, progress=False, session=session)
     seconds = (time.perf_counter() - start) * len(data.train) / len(some)
     if data.val is not None:
-        some = _first(data.val, _STEPS * config.batch_size)
+        some = _first(data.val, _STEPS * size)
         start = time.perf_counter()
-        evaluate(model, some, batch_size=config.batch_size, task=task)
+        evaluate(model, some, batch_size=size, task=task)
         seconds += (time.perf_counter() - start) * len(data.val) / len(some)
     return seconds * (1.0 if config.choices is None else 1.0 + config.choices.cost)
 
 
 def _first(data: LabelledImages, count: int) -> LabelledImages:
-    """So many of the first images, or the batches of a loader that have them."""
+    """The first images, this many, or the batches of a loader that have them."""
     if isinstance(data, LoaderPart):
         batches, seen = [], 0
         for batch in data:

@@ -20,11 +20,11 @@ from basisprune.errors import BundleError, CheckpointError, MissingExtraError, M
 from basisprune.files import file_digest, locked, user_path
 from basisprune.report.html import write_report
 from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
-from basisprune.runs.deliver import promise_of, with_files
+from basisprune.runs.deliver import exported_file, with_files
 from basisprune.runs.exporter import BATCH, calibration_batches
 from basisprune.runs.finished import Judgement, Loaded, accuracy_on, is_own, load_any, parts_of
 from basisprune.runs.folder import CONFIG, PREPARED, REPORT, SUMMARY, refuse_links
-from basisprune.types import Part, dotted
+from basisprune.types import Part
 
 _CHECKED = 64
 _SEEN: tuple[Role, ...] = ("val", "train")
@@ -45,17 +45,22 @@ class ExportOptions:
 def export_result(
     result: str | Path, to: str, options: ExportOptions | None = None, *, callback: Callback | None = None
 ) -> tuple[RuntimeRow, ...]:
-    """The network of a result in every runtime that its folder has files for, the one asked for now among them.
+    """Export a result, and return a row for each runtime that its folder has files for.
 
-    `result` is the output folder of `compress` or `train`, or a bundle, and `to` a name in `RUNTIMES`. The files are
-    written next to the others, or to another folder; the outputs are compared with PyTorch's on images of the run, and
-    the accuracy on its test images, or on those that searched if the run was stopped, is measured by the runtime
-    itself. All are timed in turns. If the files are in the
-    folder of a run with a summary, that and the report have the rows too.
+    Outputs are compared with PyTorch's on images of the run, and the accuracy on its test images (of a run that was
+    stopped, on those that searched) is measured by the runtime. The summary and report of the run get the rows too.
 
-    Raises ConfigError for an unknown runtime, for int8 without images or where there is none, and for files that are
-    there already; MissingExtraError without the packages; BundleError for what is not a result; ModelError if the
-    network cannot be exported or its outputs differ.
+    Args:
+        result: The output folder of `compress` or `train`, or a bundle.
+        to: A name in `RUNTIMES`.
+        options: Other images, another folder, int8.
+        callback: Receives the progress.
+
+    Raises:
+        ConfigError: For an unknown runtime, int8 that cannot be had, and files that are there already.
+        MissingExtraError: Without the packages.
+        BundleError: For what is not a result.
+        ModelError: If the network cannot be exported, or its outputs differ.
     """
     chosen, callback = options or ExportOptions(), callback or NullCallback()
     runtime = find_runtime(to)
@@ -65,7 +70,10 @@ def export_result(
         raise BundleError(
             f"{result}: is an exported file already; pass the output folder of its run, or its model/ folder"
         )
-    folder = _folder(Path(result), loaded, chosen.output)
+    if chosen.output is not None:
+        folder = user_path(chosen.output, "export")
+    else:
+        folder = (loaded.folder or Path(result).resolve().parent) if loaded.settings else Path(result)
     if (folder / CONFIG).exists():
         refuse_links(folder)
     work = _Work(loaded, chosen, folder, callback)
@@ -91,7 +99,7 @@ class _Work:
 
     def __init__(self, loaded: Loaded, options: ExportOptions, folder: Path, callback: Callback) -> None:
         self.loaded, self.options, self.folder, self.callback = loaded, options, folder, callback
-        self.prepared = _is_prepared(loaded)
+        self.prepared = loaded.settings.get(PREPARED) is True
         self.reading = Reading(callback=callback)
         self.own = is_own(loaded, options.data)
         own_source = str(loaded.settings["data"]) if self.own else None
@@ -110,10 +118,7 @@ class _Work:
             )
 
     def rows(self, wanted: Runtime) -> tuple[RuntimeRow, ...]:
-        """One row for each file in the folder whose runtime is installed, and one for PyTorch.
-
-        What was not written just now may be anybody's: it counts if it can be tried in bounds before.
-        """
+        """Return a row for PyTorch and for each file in the folder, if it is new or runs within bounds."""
         files: dict[str, tuple[Runtime, Path]] = {}
         for runtime in RUNTIMES.values():
             for stem in (STEM, INT8_STEM):
@@ -124,10 +129,12 @@ class _Work:
         self.callback.log(f"measuring {', '.join([PYTORCH, *files])}")
         times = {row.model: row for row in file_latencies(files, self.loaded.model)}
         found = [self._row(runtime, path, times[name]) for name, (runtime, path) in files.items()]
-        return (*found, self._pytorch(times[PYTORCH]))
+        size = sum(tensor.nbytes for tensor in self.loaded.model.state_dict().values())
+        ms, spread = (1000 * seconds for seconds in (times[PYTORCH].seconds, times[PYTORCH].spread))
+        own = RuntimeRow("eager", PYTORCH, "", size, ms, spread, 1, compared=sum(map(len, self.checks)))
+        return (*found, _judged(own, self.in_pytorch))
 
     def _runs(self, path: Path, runtime: Runtime) -> bool:
-        """Whether a file of data gives scores for the image that it is timed on, within memory and time."""
         if not runtime.is_data or not runtime.is_installed:
             return False
         try:
@@ -159,12 +166,6 @@ class _Work:
         )
         return _judged(row, self._accuracy(replace(self.loaded, model=FileModel(path, runtime, 1))))
 
-    def _pytorch(self, time: Latency) -> RuntimeRow:
-        size = sum(tensor.numel() * tensor.element_size() for tensor in self.loaded.model.state_dict().values())
-        times = 1000 * time.seconds, 1000 * time.spread
-        row = RuntimeRow("eager", PYTORCH, "", size, *times, 1, compared=sum(map(len, self.checks)))
-        return _judged(row, self.in_pytorch)
-
     def _accuracy(self, loaded: Loaded) -> Judgement | None:
         if self.source is None:
             return None
@@ -189,9 +190,9 @@ def _judged(row: RuntimeRow, found: Judgement | None) -> RuntimeRow:
 
 
 def _may_judge(folder: Path) -> tuple[Role, ...]:
-    """The parts of the run's images that may be looked at, the best first.
+    """Return the parts of the run's images that may be looked at, the best first.
 
-    A run that was stopped, or is not finished, may go on and look at its test images then; the confirming ones may
+    A run that was stopped, or is not finished, may resume and look at its test images then; the confirming ones may
     certify a later `compress`, unless they have been looked at.
     """
     if not (folder / SUMMARY).is_file():
@@ -200,16 +201,7 @@ def _may_judge(folder: Path) -> tuple[Role, ...]:
         summary = RunSummary.read(folder / SUMMARY)
     except CheckpointError:  # that of `train`, or damaged
         return ("test", *_SEEN)
-    if summary.interrupted:
-        return _SEEN
-    return ("test", *_SEEN) if summary.certificate is None else _HELD_OUT
-
-
-def _folder(result: Path, loaded: Loaded, output: Path | None) -> Path:
-    """Where to write: the folder that is named, that of the run, or the bundle's own parent."""
-    if output is not None:
-        return user_path(output, "export")
-    return (loaded.folder or result.resolve().parent) if loaded.settings else result
+    return _SEEN if summary.interrupted else _HELD_OUT if summary.certificate else ("test", *_SEEN)
 
 
 def _note(folder: Path, rows: tuple[RuntimeRow, ...], callback: Callback) -> None:
@@ -228,43 +220,17 @@ def _note(folder: Path, rows: tuple[RuntimeRow, ...], callback: Callback) -> Non
         write_report(summary, folder / REPORT)
         summary.write(folder / SUMMARY)
     except MissingExtraError as error:
-        callback.log(f"{REPORT} is not written anew: {error}")
+        callback.log(f"{REPORT} is not renewed: {error}")
         summary.write(folder / SUMMARY)
     except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError) as error:  # that of a stranger
         callback.log(f"the rows are not noted: {SUMMARY} does not make sense ({type(error).__name__}: {error})")
 
 
 def _noted(folder: Path, rows: tuple[RuntimeRow, ...], summary: RunSummary) -> dict[str, DeliveredFile]:
-    """What the summary says of its files, with those of these rows that are new or were written anew."""
-    files = dict(summary.files)
-    for runtime in RUNTIMES.values():
-        for stem in (STEM, INT8_STEM):
-            first, *rest = runtime.files(stem)
-            row = next((row for row in rows if row.file == first), None)
-            if row is None or (first in files and files[first].sha256 == file_digest(folder / first)):
-                continue
-            files[first] = _described(folder / first, runtime.what, summary, row)
-            files |= {name: _described(folder / name, f"belongs to {first}", summary) for name in rest}
+    """Return the summary's files, with those of these rows that are new or were written anew."""
+    files, by_file = dict(summary.files), {row.file: row for row in rows}
+    for first, *rest in (runtime.files(stem) for runtime in RUNTIMES.values() for stem in (STEM, INT8_STEM)):
+        if first in by_file and (first not in files or files[first].sha256 != file_digest(folder / first)):
+            files[first] = exported_file(folder / first, summary, by_file[first])
+            files |= {name: exported_file(folder / name, summary) for name in rest}
     return files
-
-
-def _described(path: Path, what: str, summary: RunSummary, row: RuntimeRow | None = None) -> DeliveredFile:
-    """The new file, which nobody has tested; what broke the budget in the one that it replaces still counts."""
-    accuracy, interval = (None, None) if row is None else (row.accuracy, row.interval)
-    old = summary.files.get(path.name)
-    return DeliveredFile(
-        path.stat().st_size,
-        what,
-        accuracy,
-        interval,
-        sha256=file_digest(path),
-        promise=promise_of(path.name, summary),
-        fault="" if old is None else old.fault,
-        exported=True,
-    )
-
-
-def _is_prepared(loaded: Loaded) -> bool:
-    """Whether the run's images were normalised floats."""
-    settings = dict(dotted(loaded.settings))
-    return True in (settings.get(PREPARED), settings.get("recipe.train.prepared"))  # the latter of earlier runs

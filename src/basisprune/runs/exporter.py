@@ -32,7 +32,6 @@ class Int8Export:
 
     @property
     def what(self) -> str:
-        """What the file is, in a few words."""
         count = self.layers.in_float
         but = f"; {count} layer{'' if count == 1 else 's'} in float, which 8 bits would harm" if count else ""
         return f"the same with 8-bit weights and activations{but}"
@@ -54,7 +53,6 @@ class Exporter:
     task: Task = CLASSIFICATION
 
     def outcomes(self, model: nn.Module, images: LabelledImages) -> Outcomes:
-        """What the network says of the images, as PyTorch computes it."""
         return judge(model, images, self.task)
 
     def file_outcomes(self, path: Path, model: nn.Module, images: LabelledImages) -> Outcomes:
@@ -75,10 +73,7 @@ class Exporter:
         )
 
     def quantise(self, source: Path, target: Path, reference: nn.Module, standard: AcceptanceRule | None) -> Int8Export:
-        """Write the int8 file of a float one, within the standard on the validation images if possible.
-
-        `reference` is the unpruned network. Without a standard, any int8 file will do.
-        """
+        """Write the int8 file of a float one, within the standard (None: any) on the validation images if possible."""
         spec, val = spec_of(reference), self.data.val
         if standard is None or val is None:
             return Int8Export(quantise_within(source, target, self._calibration(spec), lambda _path: True))

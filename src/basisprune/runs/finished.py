@@ -54,10 +54,7 @@ _READ_OF_A_RUN = (CONFIG, BUNDLE, *(f"{BUNDLE}/{name}" for name in (READY, *FILE
 
 @dataclass(frozen=True)
 class Loaded:
-    """A network in eval mode, with its preprocessing and the names of its classes, which are none for other tasks.
-
-    `settings` are those of the run, empty if it is not in a run's folder, and `folder` is that folder.
-    """
+    """A network in eval mode, its classes (none for other tasks), and the folder and settings of its run."""
 
     model: nn.Module
     classes: tuple[str, ...]
@@ -67,11 +64,7 @@ class Loaded:
 
 
 def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
-    """The network in the folder of a run, in a bundle, or in an .onnx or .xml file.
-
-    Raises BundleError if it is none of these; nothing is unpickled, and nothing that a bundle names is imported unless
-    `trust_remote_code` allows it.
-    """
+    """Load the network in the folder of a run, in a bundle, or in an .onnx or .xml file."""
     path = Path(path)
     runtime = runtime_of(path)
     if runtime is not None and runtime.is_data and path.is_file():
@@ -104,7 +97,6 @@ def refuse_other_tasks(loaded: Loaded, command: str) -> None:
 
 
 def _settings_beside(path: Path) -> Settings:
-    """The settings of the run that wrote this file or folder, empty if unknown."""
     path = path.resolve()
     if path.name not in _DELIVERED or not (path.parent / CONFIG).is_file():
         return {}
@@ -160,10 +152,7 @@ def _from_bundle(folder: Path, settings: Settings, trust_remote_code: bool) -> L
 def _names(
     classes: Sequence[str] | None, model: nn.Module, spec: InputSpec, where: str, *, is_of_a_task: bool = False
 ) -> tuple[str, ...]:
-    """The names of the classes, or their numbers if they have none; raises ModelError if there are too many or few.
-
-    A network of another task than classification has none.
-    """
+    """Return the names or numbers of the classes, none for another task; raise ModelError if they do not fit."""
     if classes is None and is_of_a_task:
         return ()
     output = _output(model, torch.zeros(1, *spec.shape))
@@ -215,13 +204,10 @@ class Judgement:
 def accuracy_on(
     loaded: Loaded, data: Source | None = None, part: Part | None = None, *, callback: Callback | None = None
 ) -> Judgement:
-    """The accuracy of the network on labelled images.
+    """Measure the accuracy of the network on labelled images, whose classes are matched by name.
 
-    Without `data`, or with the data of the run, the parts are exactly the images that the run wrote down, and the test
-    part is used by default. For any other data, all images are used, or a part that the data itself defines; damaged
-    ones are left out, as the callback is told. Classes are matched by name, so the data may lack some. Raises
-    ConfigError for an unknown part, and DataError for a class that the network does not know, and for images of the run
-    that are missing or replaced.
+    The parts of the run's own data (the default) are exactly the images that the run wrote down, of which `part` is the
+    test images by default; of any other data, all images are used, or a part that the data itself defines.
     """
     refuse_other_tasks(loaded, "evaluate")
     own = loaded.settings.get("data")
@@ -287,7 +273,6 @@ def _as_in_the_run(loaded: Loaded, source: Source, wanted: Role, reading: Readin
 
 
 def _hits(loaded: Loaded, images: LabelledImages) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """Which images are classified correctly, and their labels in the network's numbering."""
     unknown = [name for name in images.classes if name not in loaded.classes]
     if unknown:
         raise DataError(
@@ -312,10 +297,7 @@ class Answer:
 
 
 def image_files(paths: Iterable[str | Path]) -> list[Path]:
-    """The given files, and all images in the given folders, as `compress` would find them.
-
-    Raises DataError for a folder without images; a missing file is noticed only when it is read.
-    """
+    """List the given files, and all images in the given folders; raise DataError for a folder without images."""
     files: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir():

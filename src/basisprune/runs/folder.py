@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import cast
 
 from pydantic import JsonValue
 from torch import nn
@@ -20,11 +20,11 @@ from basisprune.callback import Callback
 from basisprune.data.load import PREFIXES
 from basisprune.data.manifest import IMAGES, UNLABELLED
 from basisprune.errors import CheckpointError, ConfigError
-from basisprune.files import clear_leftovers, digest, locked, read_bytes, set_aside, write_text
+from basisprune.files import clear_leftovers, locked, read_checked, set_aside, write_checked
 from basisprune.method.states import CLAIM
 from basisprune.results import Settings
 from basisprune.runs.parsing import differences, parse_settings, yaml_of
-from basisprune.runs.settings import FRACTIONS, OPTIONS, RunConfig, in_python
+from basisprune.runs.settings import OPTIONS, in_python
 from basisprune.torchkit.processes import Processes
 from basisprune.torchkit.surgery import named_tensors
 
@@ -34,7 +34,6 @@ CHECKSUMS = "sha256"  # the entry of a bundle's metrics for the files beside it
 IN_PYTHON = in_python("")  # the ending of an unnamed object's name in the settings
 # What may change when a run resumes: which files it writes, but not its results.
 _FREE = frozenset({"onnx", "int8"})
-_SEAL = re.compile(rb"(.*)# sha256 ([0-9a-f]{64})\n", re.DOTALL)
 _MOST_BYTES = 1 << 20
 # In sizes of the network: a checkpoint with the state of its optimizer, and the results, which are complete before
 # they replace older ones.
@@ -58,7 +57,7 @@ def is_loadable(data: object) -> bool:
         return False
     try:
         return data.startswith(PREFIXES) or Path(data).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # what cannot be a path, or one that nobody may see
+    except (OSError, RuntimeError, ValueError):  # what cannot be a path, or one without permission
         return False
 
 
@@ -84,10 +83,7 @@ def refuse_link(path: Path) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise CheckpointError, by name, for anything below the folder that leads elsewhere: a link, a pipe, a device.
-
-    The folder itself may be a link, as its user names it; one that is missing holds none.
-    """
+    """Raise CheckpointError, by name, for anything below the folder that leads elsewhere: a link, a pipe, a device."""
     waiting = [os.fspath(folder)]
     while waiting:
         try:
@@ -105,18 +101,13 @@ def refuse_links(folder: Path) -> None:
 
 
 def settings_of(folder: Path) -> dict[str, JsonValue]:
-    """The settings of the run in the folder; raises CheckpointError if their file is damaged or was changed."""
+    """Return the settings of the run in the folder; raise CheckpointError if their file is damaged or was changed."""
     path = folder / CONFIG
     try:
-        content = read_bytes(path, most=_MOST_BYTES)
+        content = read_checked(path, most=_MOST_BYTES, advice="repeat the command of the run to mend it")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
-    seal = _SEAL.fullmatch(content)
-    if seal is None or digest(seal[1]).encode() != seal[2]:
-        raise CheckpointError(
-            f"{path}: is damaged or was changed: its checksum is wrong; repeat the command of the run to mend it"
-        )
-    return parse_settings(seal[1], str(path))
+    return parse_settings(content, str(path))
 
 
 @dataclass(frozen=True)
@@ -128,35 +119,36 @@ class OutputFolder:
 
     @property
     def stages(self) -> Path:
-        """The subfolder with the pipeline's intermediate results."""
         return self.path / "candidates"
 
     @property
     def is_begun(self) -> bool:
-        """Whether a run has stored anything in the folder that it could go on from."""
+        """Whether a run has stored anything in the folder that it could resume from."""
         names = (BUNDLE, ONNX, SUMMARY)
         return any((self.path / name).exists() for name in names) or any(
             True for place in (self.path, self.stages) for _ in place.glob("*.pt")
         )
 
     def check(self, config: Settings) -> None:
-        """Raises CheckpointError if the folder belongs to another configuration, or contains other files."""
+        """Raise CheckpointError if the folder belongs to another configuration, or contains other files."""
         if not (self.path / CONFIG).exists():
             self._refuse_foreign()
             return
         try:
-            old = settings_of(self.path)
+            changes = changed_settings(settings_of(self.path), json.loads(json.dumps(config)))
         except CheckpointError:
             return  # it will be set aside
-        self._refuse_changes(old, json.loads(json.dumps(config)))
+        if changes and self.is_begun:
+            raise CheckpointError.of(
+                f"{self.path}: belongs to a run with other settings; use another folder",
+                [f"{name}: {change}" for name, change in changes.items()],
+            )
 
     @contextmanager
     def held(self, config: Settings, callback: Callback) -> Iterator[None]:
-        """The folder is this run's, and nobody else's, while the block runs.
+        """Hold the folder for this run alone while the block runs; the main process of a run holds it for all.
 
-        What killed writers left in it is cleared up. If the block fails before anything is stored, the folder is as it
-        was before. Raises CheckpointError as `claim` does, and if another run works in the folder. Of the processes of
-        a distributed run, the main one holds it for all.
+        If the block fails before anything is stored, the folder is as it was before.
         """
         with ExitStack() as stack:
             Processes.joined().on_main(lambda: stack.enter_context(self._held_here(config, callback)))
@@ -185,19 +177,10 @@ class OutputFolder:
                     self.path.rmdir()
 
     def claim(self, config: Settings, callback: Callback) -> None:
-        """Writes the configuration to a new folder; reports changed versions for an existing one.
-
-        Raises CheckpointError if the folder belongs to another configuration, or contains other files. A folder in
-        which nothing has been stored yet belongs to nobody.
-        """
-        now = versions()
-        for name, change in self._claimed(config, now, callback).items():
-            callback.log(f"{self.path} was started with another version of {name}: {change}")
-
-    def _claimed(self, config: Settings, now: Mapping[str, str], callback: Callback) -> dict[str, str]:
-        plain = json.loads(json.dumps(config))
-        file = self.path / CONFIG
-        then: Mapping[str, str] = now
+        """Write the configuration to the folder, unless it belongs to another one; report changed versions."""
+        self.check(config)
+        file, plain = self.path / CONFIG, json.loads(json.dumps(config))
+        now = then = versions()
         if file.exists():
             refuse_links(self.path)
             try:
@@ -205,32 +188,17 @@ class OutputFolder:
             except CheckpointError as error:
                 callback.log(f"{error} (it is now {set_aside(file).name}, and is made again)")
             else:
-                then = old.get(VERSIONS, {})  # type: ignore[assignment]
-                self._refuse_changes(old, plain)
-                self._forget_others(old, plain)
-        else:
-            self._refuse_foreign()
-        text = yaml_of({**plain, VERSIONS: dict(now)})
+                then = cast("dict[str, str]", old.get(VERSIONS, {}))
+                if changed_settings(old, plain):
+                    self._let_go()
         again = f"# Repeat this run: basisprune {self.command} --config {CONFIG} --output another\n"
-        whole = (again if is_repeatable(plain) else "") + text
-        write_text(file, f"{whole}# sha256 {digest(whole.encode())}\n")
-        return differences(then, now)
-
-    def _refuse_changes(self, old: Settings, new: Settings) -> None:
-        changes = changed_settings(old, new)
-        if changes and self.is_begun:
-            raise CheckpointError.of(
-                f"{self.path}: belongs to a run with other settings; use another folder",
-                [f"{name}: {change}" for name, change in changes.items()],
-            )
-
-    def _forget_others(self, old: Settings, new: Settings) -> None:
-        """Removes the claim of a run with other settings, which has stored nothing."""
-        if changed_settings(old, new):
-            self._let_go()
+        whole = (again if is_repeatable(plain) else "") + yaml_of({**plain, VERSIONS: dict(now)})
+        write_checked(file, whole.encode(), mark="# ")
+        for name, change in differences(then, now).items():
+            callback.log(f"{self.path} was started with another version of {name}: {change}")
 
     def _let_go(self) -> None:
-        """Removes what marks the folder as that of a run, unless there is something to go on from."""
+        """Remove what marks the folder as that of a run, unless there is something to resume from."""
         if self.is_begun:
             return
         shutil.rmtree(self.stages, ignore_errors=True)
@@ -250,29 +218,11 @@ class OutputFolder:
 
 
 def changed_settings(old: Settings, new: Settings) -> dict[str, str]:
-    """Return what differs between the settings of two runs and changes their results.
-
-    A setting that only one of them notes is ignored if it has its default.
-    """
+    """Compare the settings of two runs, but for those that change no result, and defaults that only one notes."""
     ignored = {VERSIONS, *_FREE}
     for one, other in ((old, new), (new, old)):
         ignored |= {name for name in OPTIONS.keys() & one.keys() - other.keys() if one[name] == OPTIONS[name].default}
-    found = {name: change for name, change in differences(old, new).items() if name.partition(".")[0] not in ignored}
-    # Earlier runs had it in the settings of each training.
-    return {name: change for name, change in found.items() if not name.endswith(".prepared")}
-
-
-def with_earlier_fractions(config: RunConfig, folder: Path) -> RunConfig:
-    """Fix the fractions that the run in the folder has noted, if they are the defaults of earlier versions."""
-    if not (folder / CONFIG).exists():
-        return config
-    refuse_link(folder / CONFIG)
-    try:
-        old = settings_of(folder)
-    except CheckpointError:
-        return config
-    missing = {name: value for name, value in FRACTIONS.items() if getattr(config, name) is None}
-    return replace(config, **{name: value for name, value in missing.items() if old.get(name) == value})  # type: ignore[arg-type]
+    return {name: change for name, change in differences(old, new).items() if name.partition(".")[0] not in ignored}
 
 
 def is_text(value: str) -> bool:

@@ -21,10 +21,9 @@ from basisprune.budget.shares import Shares, shares
 from basisprune.callback import Callback, NullCallback
 from basisprune.data import LoaderPart, Loaders, Splits, load_data
 from basisprune.data.decode import random_numbers_kept
-from basisprune.data.load import PREFIXES, Reading, Source, fetch, load_divided
+from basisprune.data.load import PREFIXES, Reading, Source, fetch, load_divided, with_unlabelled
 from basisprune.data.manifest import IMAGES, UNLABELLED, Manifest, read_manifest
 from basisprune.data.split import groups_of, hold_out_confirmation, units
-from basisprune.data.unlabelled import with_unlabelled
 from basisprune.deploy.bundle import holds_bundle
 from basisprune.deploy.timing import table_digest
 from basisprune.errors import CheckpointError, ConfigError, DataError
@@ -42,7 +41,6 @@ from basisprune.runs.folder import (
     refuse_links,
     same_data,
     settings_of,
-    with_earlier_fractions,
 )
 from basisprune.runs.network import (
     is_folder_of_a_model,
@@ -54,20 +52,17 @@ from basisprune.runs.network import (
     with_own_weights,
 )
 from basisprune.runs.settings import BUDGETS, RATIOS, RunConfig, names_in
-from basisprune.torchkit.imports import Code, Role, called, is_reference, named_object, refuse_code
+from basisprune.torchkit.imports import Code, Role, called, is_factory, is_reference, named_object, refuse_code
 from basisprune.torchkit.processes import Processes
 from basisprune.transfer.backbones import is_known_name
 from basisprune.transfer.model import TransferModel
 
-ModelSource = str | os.PathLike[str] | nn.Module
+AnyModel = str | os.PathLike[str] | nn.Module
 
 
 @dataclass(frozen=True)
 class Job:
-    """The input of a run; `model` and `data` are their names in the settings.
-
-    `labels` is a file of labels of images that confirm and have none.
-    """
+    """The input of a run; `model` and `data` are names in the settings, `labels` are for images without them."""
 
     network: nn.Module
     splits: Splits
@@ -87,10 +82,7 @@ class Job:
         return {"model": self.model, "data": self.data, **self.config.to_dict(), **content}
 
     def pipeline(self, stages: Path | None, callback: Callback, *, planned: bool = True) -> Pipeline:
-        """Set up the pipeline, which keeps what it trains and measures in the folder `stages`.
-
-        Unless it is `planned`, no times are measured, and everything is pruned by the same fraction.
-        """
+        """Set up the pipeline, which keeps what it makes in `stages`; unless it is `planned`, no times are measured."""
         config, planner = self.config, None
         if planned:
             device = None if config.device is None else user_path(config.device, "device")
@@ -109,21 +101,18 @@ class Job:
 
 
 def prepare_job(
-    model: ModelSource,
+    model: AnyModel,
     data: Source | Loaders,
     config: RunConfig,
     *,
     output: Path | None = None,
     callback: Callback | None = None,
 ) -> Job:
-    """The network to start from, with its classes, and the images at its input size, all of which were opened.
+    """Prepare the network to start from, and the images at its input size, all of which were opened.
 
-    `model` is a transfer model, the folder of a saved one, or anything that `transfer_model` takes; with `keep_head` in
-    the settings, it is a network that is trained for the classes of the data. `data` is anything that `load_data`
-    takes. A run in the folder `output` that has chosen its images before goes on with
-    exactly these, and so does one that starts from the model of a run on the same data: what a network was trained on
-    does not judge it, and what has judged it does not confirm. Raises ConfigError for a size other than that of an
-    already trained model, and DataError for images that cannot be used, or are not those of the run.
+    A run in the folder `output` uses exactly the images that it has chosen before, and so does one that starts
+    from the model of a run on the same data: what a network was trained on does not judge it, and what has judged it
+    does not confirm. Raises ConfigError for a size that is not the model's, and DataError for unusable images.
     """
     refuse_code(code_of(model, data, None))
     processes = Processes.joined()
@@ -134,7 +123,6 @@ def prepare_job(
         processes.on_main(lambda: fetch(name))  # so that they do not all download it at once
     torch.manual_seed(config.seed)
     folder = None if output is None else user_path(output, "output")
-    config = config if folder is None else with_earlier_fractions(config, folder)
     names = _called(model), _called(data)
     loaders = loaders_of(data)
     if loaders is not None:
@@ -145,13 +133,15 @@ def prepare_job(
     if of_model is not None:
         (callback or NullCallback()).log("the images have the roles that they had when the model was trained")
     reading = Reading(groups=config.groups, strict=config.strict, manifest=manifest, callback=callback)
+    earlier = folder / UNLABELLED if folder is not None and chosen is not None else None
+    unlabelled = read_manifest(earlier) if earlier is not None and earlier.exists() else None
     read = partial(
         load_images,
         cast("Source", data),
         config=config,
         reading=reading,
         divides=of_model is None,
-        unlabelled=_unlabelled_before(folder) if chosen else None,
+        unlabelled=unlabelled,
     )
     model = opened(model, config)
     if config.keep_head:
@@ -191,7 +181,7 @@ def code_of(model: object, data: object, task: object) -> tuple[Code, ...]:
 
 
 def own_job(
-    model: ModelSource, loaders: Loaders, config: RunConfig, names: tuple[str, str], callback: Callback | None = None
+    model: AnyModel, loaders: Loaders, config: RunConfig, names: tuple[str, str], callback: Callback | None = None
 ) -> Job:
     """The job of a network of the user's own, which stays whole, on loaders of their own."""
     config = replace(config, recipe=for_own_inputs(config.recipe))
@@ -200,7 +190,9 @@ def own_job(
     _refuse_changes(config)
     splits = loaders.splits(config.task, Reading(strict=config.strict, callback=callback))
     shape = cast("LoaderPart", splits.train).shape
-    network = whole_network(model, shape, config, callback or NullCallback())
+    with random_numbers_kept():
+        given = config.task.read(next(iter(loaders.train)))[0]
+    network = whole_network(model, shape, config, callback or NullCallback(), given)
     return Job(network, splits, config, *names)
 
 
@@ -217,11 +209,11 @@ def _refuse_changes(config: RunConfig) -> None:
 
 def _names_code(model: object) -> bool:
     """Whether a model is given as a function that builds it; a folder may have a name that looks like one."""
-    return is_reference(model) and not is_known_name(model) and not is_folder_of_a_model(Path(str(model)))
+    return is_factory(model) and not is_known_name(model) and not is_folder_of_a_model(Path(str(model)))
 
 
-def _manifest_of_model(model: ModelSource, data: str) -> Manifest | None:
-    """The images of the run that trained the model, if that was on the same data."""
+def _manifest_of_model(model: AnyModel, data: str) -> Manifest | None:
+    """Return the images of the run that trained the model, if that was on the same data."""
     if not isinstance(model, str | os.PathLike) or not holds_bundle(Path(model)):
         return None
     run = Path(model).resolve().parent
@@ -230,10 +222,7 @@ def _manifest_of_model(model: ModelSource, data: str) -> Manifest | None:
 
 
 def _chosen_before(output: Path, settings: Settings) -> Manifest | None:
-    """The images of the run in the folder; None where there is none, or one that chooses its images otherwise.
-
-    Such a run is refused later, or has stored nothing and makes way. Settings that are damaged are made again.
-    """
+    """Return the images of the run in the folder; None if it chooses them otherwise, and is refused later."""
     if not (output / IMAGES).exists() or not (output / CONFIG).exists():
         return None
     refuse_links(output)
@@ -246,11 +235,6 @@ def _chosen_before(output: Path, settings: Settings) -> Manifest | None:
         decides.update(names_in("Budget"))
     is_same = changed_settings(old, settings).keys().isdisjoint(decides)
     return read_manifest(output / IMAGES) if is_same else None
-
-
-def _unlabelled_before(folder: Path | None) -> Manifest | None:
-    """The images without labels of the run in the folder."""
-    return read_manifest(folder / UNLABELLED) if folder is not None and (folder / UNLABELLED).exists() else None
 
 
 def factory_of(job: Job) -> str | None:
@@ -267,12 +251,9 @@ def load_images(
     divides: bool = True,
     unlabelled: Manifest | None = None,
 ) -> Splits:
-    """The images at that size, split according to the settings; some are set aside to confirm an accuracy budget.
+    """Load the images at that size, divided as the settings say, or else by their number and the budget.
 
-    Unless the settings fix the fractions, they are chosen (`basisprune.budget.shares`), and the callback hears which.
-
-    Without `divides`, the validation images of a manifest are not divided any more: they have been looked at. The
-    manifest `unlabelled` lists the images without labels that an earlier start of the run has chosen.
+    Without `divides`, validation images stay undivided. `unlabelled` lists images without labels chosen before.
     """
     callback, fixed = reading.callback or NullCallback(), config.fractions
     with random_numbers_kept():  # what a dataset draws must not decide on a new classifier
@@ -325,7 +306,6 @@ def _chosen_fractions(
 
 
 def _expected_labels(splits: Splits, found: Shares) -> NDArray[np.int64]:
-    """The labels of the images that will confirm, about."""
     drawn_from = splits.train if splits.val is None else splits.val
     share = found.confirm / (found.images if found.validation is None else found.validation)
     labels, counts = np.unique(drawn_from.labels, return_counts=True)
@@ -333,5 +313,4 @@ def _expected_labels(splits: Splits, found: Shares) -> NDArray[np.int64]:
 
 
 def _called(given: object) -> str:
-    """The name of a model or data in the settings."""
     return str(given) if isinstance(given, str | os.PathLike) else f"a {type(given).__name__}{IN_PYTHON}"

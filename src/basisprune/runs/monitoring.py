@@ -14,29 +14,31 @@ from basisprune.budget.certify import Certificate
 from basisprune.budget.metrics import value_of
 from basisprune.callback import Callback, NullCallback
 from basisprune.data import LabelledImages
-from basisprune.data.load import Reading, Source
-from basisprune.data.unlabelled import with_unlabelled
+from basisprune.data.load import Reading, Source, with_unlabelled
 from basisprune.errors import ConfigError
 from basisprune.files import user_path
 from basisprune.runs.compress import Compressed, repeat_run
-from basisprune.runs.labelling import Answers, Labelling, in_random_order, read_answers, read_labels, write_answers
-from basisprune.runs.record import identity
+from basisprune.runs.record import (
+    Answers,
+    Labelling,
+    identity,
+    in_random_order,
+    read_answers,
+    read_labels,
+    write_answers,
+)
 from basisprune.tasks import CLASSIFICATION, Predictions
 from basisprune.training.evaluation import judge
 from basisprune.transfer.model import spec_of
 
 CHECKS = "checks"
 _DRIFT = 0.01
-"""How unlikely so many differing answers must be, if nothing had changed, for a warning."""
+"""The p-value of the number of differing answers below which there is a warning."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """How often the answers of the networks differ on new images, and on those that confirmed the budget.
-
-    `p_value` is the chance of as many differences as now, or more, if the images were of the same kind (Fisher's exact
-    test). `certificate` says what labels of the new images show.
-    """
+    """How often answers differ now, and did when the budget was confirmed; `p_value` is of Fisher's exact test."""
 
     images: int
     differing: int
@@ -53,7 +55,6 @@ class Check:
 
     @property
     def verdict(self) -> str:
-        """What was found, in a few sentences."""
         now, before = self.differing / self.images, self.differing_before / self.images_before
         said = (
             f"On {self.differing:,} of {self.images:,} new images ({now:.1%}) the answers of the two networks differ; "
@@ -79,9 +80,7 @@ def check_run(
 ) -> Check:
     """Return whether the delivered network of a run still answers as the unpruned one does, on new images.
 
-    The answers, and a page that asks for labels, are written to a folder of that name in `checks/` of the run, where
-    labels given once are kept. Code that the run's settings name is imported only with `trust_code`.
-
+    The answers, labels given so far and a page that asks for more are in a folder of that name in the run's `checks/`.
     Raises ConfigError for a run without a budget of accuracy, or images to confirm it.
     """
     path, callback = user_path(folder, "run"), callback or NullCallback()

@@ -18,12 +18,21 @@ from basisprune.deploy.bundle import holds_bundle, load_bundle
 from basisprune.deploy.graphs import FoldedModel
 from basisprune.errors import ConfigError, ModelError
 from basisprune.runs.settings import RunConfig
+from basisprune.torchkit.running import several
 from basisprune.training.trainable import classes_of
-from basisprune.transfer.backbones import build_backbone, is_known_name
+from basisprune.transfer.backbones import build_backbone, is_known_name, refuse_unknown_name
 from basisprune.transfer.checkpoints import messages, read_checkpoint, set_weights
 from basisprune.transfer.hints import NO_HINTS, Hints
-from basisprune.transfer.kept import KeptModel, kept_model, kept_with_facts
-from basisprune.transfer.model import TransferModel, spec_of, transfer_model, with_shape
+from basisprune.transfer.model import (
+    KeptModel,
+    TransferModel,
+    kept_model,
+    kept_with_facts,
+    spec_of,
+    transfer_model,
+    with_shape,
+)
+from basisprune.transfer.several import SeveralInputs
 
 _LISTED = 10
 _Read = Callable[[tuple[int, int] | None], Splits]
@@ -41,6 +50,8 @@ def opened(model: str | os.PathLike[str] | nn.Module, config: RunConfig) -> str 
             )
         if not isinstance(model, TransferModel) and not config.keep_head:
             model = kept_model(model)  # as it was trained there
+    if is_known_name(model):  # before any image is opened
+        refuse_unknown_name(str(model))
     return model
 
 
@@ -50,9 +61,16 @@ def is_folder_of_a_model(path: Path) -> bool:
 
 
 def whole_network(
-    model: str | os.PathLike[str] | nn.Module, shape: tuple[int, ...], config: RunConfig, callback: Callback
+    model: str | os.PathLike[str] | nn.Module,
+    shape: tuple[int, ...],
+    config: RunConfig,
+    callback: Callback,
+    given: object = None,
 ) -> nn.Module:
-    """The network as it is, with its head, which knows the shape of its inputs; a copy of the one that is given."""
+    """The network as it is, with its head, which knows the shape of its inputs; a copy of the one that is given.
+
+    `given` are the inputs of a batch: a network of several is one of one from here on, see `SeveralInputs`.
+    """
     if isinstance(model, os.PathLike):
         model = str(model)
     if isinstance(model, str) and is_folder_of_a_model(Path(model)):
@@ -65,6 +83,8 @@ def whole_network(
     pretrained = config.pretrained and config.weights is None and is_known_name(model)
     network = build_backbone(model, pretrained=pretrained)
     _fill(network, config, callback)
+    if isinstance(given, tuple | list | dict) and len(several(given)) > 1 and not isinstance(network, SeveralInputs):
+        network = SeveralInputs.of(network, given)
     return with_shape(network, shape)
 
 
@@ -109,9 +129,9 @@ def kept_network(
 def new_network(model: str | nn.Module, read: _Read, config: RunConfig) -> tuple[nn.Module, Splits]:
     """A known backbone or a network of the user's own with a new head, and its images."""
     side = config.size
-    splits = read(None if side is None else (side, side))
     pretrained = config.pretrained and config.weights is None and is_known_name(model)
     weights = None if config.weights is None else read_checkpoint(config.weights, key=config.weights_key)
+    splits = read(None if side is None else (side, side))
     network: nn.Module = transfer_model(
         model, splits.num_classes, pretrained=pretrained, weights=weights, input_size=side
     )
@@ -154,7 +174,7 @@ def _with_white(network: nn.Module, splits: Splits) -> nn.Module:
 def check_classes(network: nn.Module, splits: Splits, names: Sequence[str] | None, callback: Callback) -> None:
     """Raises ModelError unless a network that keeps its head has the classes of the data.
 
-    `names` are what the network calls them, if it is known. Where they are others, the callback is told what was made
+    `names` are what the network calls them, if it is known. Where they differ, a message says what was made
     of them; where they are those of the data in another order, that is refused.
     """
     found, wanted = classes_of(network), splits.num_classes

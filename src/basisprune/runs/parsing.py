@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -80,11 +81,13 @@ def parse_yaml(text: str) -> JsonValue:
     """
     try:
         node = _Loader(text).get_single_node()
+        return None if node is None else _value_of(node, count())
+    except ConfigError:
+        raise
+    except RecursionError:
+        raise ConfigError(f"it is nested more than {_DEEPEST} levels deep") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the latter of odd escapes and versions
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(" ".join(str(error).split())) from error
-    return None if node is None else _value_of(node)
 
 
 def yaml_of(value: Mapping[str, JsonValue]) -> str:
@@ -94,42 +97,18 @@ def yaml_of(value: Mapping[str, JsonValue]) -> str:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Composes the nodes of one document within bounds, which hold while it is read."""
-
     yaml_implicit_resolvers: dict[str, object] = {}  # noqa: RUF012 (as in PyYAML)
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.count = self.depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node:
         event = self.peek_event()
-        known = self.anchors.get(event.anchor) if isinstance(event, yaml.AliasEvent) else None
-        if known is None and getattr(event, "tag", None) is not None:
-            raise _error(event, f"the tag {event.tag[:60]} is given; tags are not allowed")
-        if isinstance(event, yaml.AliasEvent) and not hasattr(known, "height"):
-            raise _error(event, f"*{event.anchor[:60]} is used, and no complete part before it has this name")
-        start = self.count
-        self.count += 1 if known is None else known.count
-        if self.count > _MOST_VALUES:
-            raise _error(event, f"it holds more than {_MOST_VALUES:,} values")
-        if self.depth + (0 if known is None else known.height) > _DEEPEST:
-            raise _error(event, f"it is nested more than {_DEEPEST} levels deep")
-        self.depth += 1
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        if known is None:
-            parts = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
-            heights = [getattr(part, "height", 0) for part in parts if isinstance(part, yaml.Node)]
-            node.count, node.height = self.count - start, 1 + max(heights) if heights else 0
-        return node
+        if tag := getattr(event, "tag", None):
+            raise _error(event, f"the tag {tag[:60]} is given; tags are not allowed")
+        return super().compose_node(parent, index)
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """PyYAML's, except that it quotes text that is a number here, such as 1e-3."""
-
     def represent_str(self, text: str) -> yaml.ScalarNode:
-        style = None if isinstance(_plain_value(text), str) else "'"
+        style = None if isinstance(_plain_value(text), str) else "'"  # text that is a number here, such as 1e-3
         if printable(text) != text:  # line ends of other alphabets do not survive in plain text
             style = '"'
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
@@ -138,24 +117,29 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
 _Dumper.add_representer(str, _Dumper.represent_str)
 
 
-def _value_of(node: yaml.Node) -> JsonValue:
+def _value_of(node: yaml.Node, number: Iterator[int], depth: int = 0) -> JsonValue:
+    """Return the value of a node; `number` counts all of them, those of a named part wherever it is used."""
+    if next(number) >= _MOST_VALUES:
+        raise _error(node, f"it holds more than {_MOST_VALUES:,} values")
+    if depth > _DEEPEST:
+        raise _error(node, f"it is nested more than {_DEEPEST} levels deep")
     if isinstance(node, yaml.ScalarNode):
         value = node.value if node.style is not None else _plain_value(node.value)
         if fault := _fault_of(node.value, value):
             raise _error(node, fault)
         return cast("JsonValue", value)
     if isinstance(node, yaml.SequenceNode):
-        return [_value_of(each) for each in node.value]
+        return [_value_of(each, number, depth + 1) for each in node.value]
     found: dict[str, JsonValue] = {}
     for key, value in node.value:
-        name = _value_of(key) if isinstance(key, yaml.ScalarNode) else None
+        name = _value_of(key, number, depth + 1) if isinstance(key, yaml.ScalarNode) else None
         if not isinstance(name, str):
             raise _error(key, "a name is needed here: text, in quotes if it looks like a number or like true and false")
         if name == "<<" and key.style is None:
             raise _error(key, "<< is given; merge keys are not allowed, so write the settings out")
         if name in found:
             raise _error(key, f"{name[:60]!r} is given twice")
-        found[name] = _value_of(value)
+        found[name] = _value_of(value, number, depth + 1)
     return found
 
 

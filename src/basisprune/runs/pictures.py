@@ -70,7 +70,6 @@ def as_picture(image: Tensor) -> Image.Image:
 
 
 def _coloured(mask: Tensor) -> Image.Image:
-    """Each class in its colour; what does not count is black."""
     classes: npt.NDArray[np.int64] = mask.long().numpy()
     colours = np.array(_COLOURS, dtype=np.uint8)
     counts = (classes >= 0) & (classes < 255)

@@ -44,9 +44,8 @@ from basisprune.runs.load import Job, factory_of
 from basisprune.runs.network import listed
 from basisprune.runs.settings import RunConfig
 from basisprune.tasks import Predictions, Task
-from basisprune.torchkit.kinds import refuse_other_precisions, refuse_untrainable
 from basisprune.torchkit.moments import loss_statistics
-from basisprune.torchkit.running import Loss, ReadBatch, logits_of, placed
+from basisprune.torchkit.running import Loss, ReadBatch, placed, refuse_other_precisions, refuse_untrainable
 from basisprune.torchkit.surgery import named_tensors
 from basisprune.torchkit.watching import example_input
 from basisprune.training.evaluation import floats, moved, predict, task_batches
@@ -58,7 +57,7 @@ from basisprune.types import OUTPUT, LayerScores, Scores, dotted
 
 MOST_IMAGES = 512
 _LISTED, _IMAGES = 3, 2
-_LONG = 1_000_000  # with so many parameters a run is long, and a file that cannot be written should be known at once
+_LONG = 1_000_000  # with more parameters a run is long, and a file that cannot be written should be known at once
 _DEVIATIONS = 3.0  # how far above guessing an accuracy must be
 _MUCH = 0.2
 _LUCK = 1e-3  # how seldom an order that suits the answers may be one by chance
@@ -68,11 +67,7 @@ _PREPARED = (
 
 
 def preflight(job: Job, output: OutputFolder | None, settings: Settings, callback: Callback | None = None) -> None:
-    """Raise the error that the run of this job would end with, as far as it can be known; writes nothing.
-
-    `settings` are what the folder would record. The callback is told what will not be written, and of a disk that may
-    become full.
-    """
+    """Raise the error that the run of this job would end with, as far as it can be known; write nothing."""
     command, callback = "compress" if output is None else output.command, callback or NullCallback()
     config, prunes = job.config, command == "compress"
     refuse_untrainable(job.network, command)
@@ -99,7 +94,6 @@ def preflight(job: Job, output: OutputFolder | None, settings: Settings, callbac
 
 
 def _check_names(job: Job, settings: Settings) -> None:
-    """Raise an error for names that cannot be written into a file."""
     odd = [f"{name}: {value!r}" for name, value in dotted(settings) if isinstance(value, str) and not is_text(value)]
     if odd:
         raise ConfigError.of(
@@ -111,7 +105,6 @@ def _check_names(job: Job, settings: Settings) -> None:
 
 
 def _check_output(job: Job, output: OutputFolder, settings: Settings, callback: Callback) -> None:
-    """Raise the error that the folder, or what is to be written into it, would cause."""
     check_place(user_path(output.path, "output"), job.data)
     output.check(settings)
     prunes = output.command == "compress"
@@ -128,14 +121,11 @@ def _check_output(job: Job, output: OutputFolder, settings: Settings, callback: 
 
 @dataclass(frozen=True, eq=False)
 class _Sample:
-    """A batch that a network is tried on, and what its loss is."""
-
     batch: ReadBatch
     loss: Loss
 
     @classmethod
     def of(cls, job: Job) -> _Sample:
-        """Take the first batch of the training data, prepared as it will be."""
         network, task = job.network, job.config.task
         with random_numbers_kept():
             inputs, targets = next(iter(task_batches(job.splits.train, network, task, batch_size=_IMAGES)))
@@ -144,10 +134,7 @@ class _Sample:
 
 
 def check_network(job: Job, *, prunes: bool, saves: bool, callback: Callback) -> None:
-    """Raise the error that the network would cause when it is trained, split, pruned, folded or saved; it stays as is.
-
-    With `prunes`, it is what `compress` does with it; with `saves`, the callback is told which files cannot be written.
-    """
+    """Raise the error that training, splitting, pruning, folding or saving the network would cause."""
     network, config = job.network, job.config
     for name, tensor in named_tensors(network):
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -160,7 +147,7 @@ def check_network(job: Job, *, prunes: bool, saves: bool, callback: Callback) ->
     if outputs is None:
         _check_task(network, config.task, sample.batch)
     else:
-        _check_training(network, sample.batch, outputs)
+        _check_training(network, config.task, sample.batch, outputs)
     deployed = network
     if prunes:
         ratios = config.goal if isinstance(config.goal, Ratios) else None
@@ -169,8 +156,14 @@ def check_network(job: Job, *, prunes: bool, saves: bool, callback: Callback) ->
     if prunes and saves:
         _check_onnx(deployed, config, callback)
     if saves:
+        factory = factory_of(job) if prunes else None
         try:
-            _refuse_unsaveable(deployed, factory_of(job) if prunes else None)
+            try:
+                refuse_unsaveable(deployed)
+            except (BundleError, LayerError):
+                if factory is None:
+                    raise
+                refuse_unsaveable(deployed, factory)
         except (BundleError, LayerError) as error:
             callback.log(f"model/ cannot be written for this network, only other formats can: {error}")
 
@@ -187,16 +180,6 @@ def _check_onnx(deployed: nn.Module, config: RunConfig, callback: Callback) -> N
         if is_asked:
             raise
         callback.log(f"model.onnx cannot be written for this network, only other formats can: {error}")
-
-
-def _refuse_unsaveable(deployed: nn.Module, factory: str | None) -> None:
-    """Raise the error that writing the bundle would cause: as a graph, or else by the function that builds it."""
-    try:
-        refuse_unsaveable(deployed)
-    except (BundleError, LayerError):
-        if factory is None:
-            raise
-        refuse_unsaveable(deployed, factory)
 
 
 def refuse_unprunable(
@@ -263,10 +246,9 @@ def _without_filters(network: nn.Module, recipe: Recipe, goal: Ratios) -> nn.Mod
     return prune_filters(network, plan)
 
 
-def _check_training(network: nn.Module, batch: ReadBatch, classes: int) -> None:
-    """Raise ModelError unless the network gives scores of the classes in both modes, and can learn."""
-    class_scores(network, batch.inputs, classes, training=False)
-    scores, labels = class_scores(network, batch.inputs, classes, training=True), batch.targets
+def _check_training(network: nn.Module, task: Task, batch: ReadBatch, classes: int) -> None:
+    class_scores(network, task, batch.inputs, classes, training=False)
+    scores, labels = class_scores(network, task, batch.inputs, classes, training=True), batch.targets
     if not scores.requires_grad:
         raise ModelError(
             f"{type(network).__name__} cannot be trained: its output does not depend on its weights by gradients; "
@@ -297,11 +279,11 @@ def _twin(network: nn.Module, *, training: bool) -> nn.Module:
     return twin
 
 
-def class_scores(network: nn.Module, example: Tensor, classes: int, *, training: bool) -> Tensor:
+def class_scores(network: nn.Module, task: Task, example: Tensor, classes: int, *, training: bool) -> Tensor:
     """Return what a copy of the network outputs in that mode; raise ModelError for anything but class scores."""
     words, twin = "train" if training else "eval", _twin(network, training=training)
     with torch.random.fork_rng(devices=[]):
-        scores = logits_of(_try(f"does not run in {words} mode", network, lambda: twin(example)))
+        scores = task.output(_try(f"does not run in {words} mode", network, lambda: twin(example)))
     if isinstance(scores, Tensor) and tuple(scores.shape) == (len(example), classes):
         return scores
     if isinstance(scores, Tensor) and scores.ndim == 2 and len(scores) == len(example):
@@ -333,8 +315,7 @@ def _try(what: str, network: nn.Module, work: Callable[[], object]) -> object:
 def refuse_guessing(network: nn.Module, splits: Splits, *, callback: Callback) -> None:
     """Raise ModelError if a network that keeps its head does no better than chance on the validation images.
 
-    It then most likely has its classes in another order, or its images prepared in another way. If another order would
-    suit its answers much better, but it is above chance, the callback is told.
+    Its classes or its preparation are most likely others. If another order suits much better, the callback is told.
     """
     images = splits.val or splits.train
     step = max(1, math.ceil(len(images) / MOST_IMAGES))
@@ -364,11 +345,9 @@ def refuse_guessing(network: nn.Module, splits: Splits, *, callback: Callback) -
 
 @dataclass(frozen=True)
 class Answers:
-    """How many answers are right, how many would be by chance, and if each class were called differently.
+    """The share of right answers, that of answers as frequent by chance, and that with classes called otherwise.
 
-    `chance` is the accuracy of answers as frequent as these that know nothing of the images; `reordered` that with the
-    classes called what they most often are, None where two would be called the same, or where luck may have found that
-    order: among few images, some order suits any answers.
+    `reordered` is None where two classes would be called the same, or where luck may have found the order.
     """
 
     images: int
@@ -399,7 +378,6 @@ class Answers:
 
     @property
     def is_guessing(self) -> bool:
-        """Whether the accuracy is not clearly above chance."""
         deviation = math.sqrt(self.chance * (1 - self.chance) / max(self.images, 1))
         # So few images that even all of them right would be no more than luck decide nothing.
         if self.chance + _DEVIATIONS * deviation >= 1:
@@ -415,8 +393,7 @@ class Answers:
 def _may_be_luck(right: float, counts: npt.NDArray[np.int64]) -> bool:
     """Whether some order may make this share of answers right although they know nothing of the images.
 
-    One order does with a chance of at most exp(-n KL(right, p)) for n images, p of which have the most frequent label
-    (Chernoff); any order with that times the number of orders of the answers that there are.
+    One order does with a chance of at most exp(-n KL(right, p)), p the share of the largest class (Chernoff).
     """
     classes, images = len(counts), int(counts.sum())
     if images == 0:

@@ -30,6 +30,7 @@ from basisprune.types import (
     TEST_FRACTION,
     VAL_FRACTION,
     Augmentation,
+    Effort,
     FloatType,
     FrameworkName,
     Interpolation,
@@ -51,7 +52,7 @@ Panel: TypeAlias = Literal["Budget", "Data", "Model", "Training", "Output", "Adv
 RATIOS = ("basis_ratio", "filter_ratio")
 BUDGETS = tuple(each.name for each in fields(Budget))
 FRACTIONS = {"val_fraction": VAL_FRACTION, "test_fraction": TEST_FRACTION, "confirm_fraction": CONFIRM_FRACTION}
-"""The shares of the images if one of them is fixed; earlier versions noted them in config.yaml."""
+"""The shares of the images if one of them is fixed."""
 OBJECTS = ("recipe", "search", "metric", "task")  # may be objects in Python
 
 
@@ -71,7 +72,6 @@ class Option:
 
 
 def _option(panel: Panel, text: str, unit: Unit | None = None, *, default: object = None, **more: Any) -> Any:
-    """Declare an option as a field of a dataclass."""
     return field(default=default, metadata={"option": Option(panel, text, unit, **more)})
 
 
@@ -83,8 +83,8 @@ _training, _output, _advanced = (partial(_option, panel) for panel in ("Training
 class RunConfig:
     """The settings of a run, with names replaced by what they stand for; raises ConfigError that lists all faults.
 
-    `metric` is the task itself unless the task is classification. `epochs`, `augment`, `precision` and `framework`
-    change the recipe and the search, and are None afterwards.
+    `metric` is the task itself unless the task is classification. `epochs`, `augment`, `precision`, `effort` and
+    `framework` change the recipe and the search, and are None afterwards.
     """
 
     max_drop: float | None = _budget("Accuracy you can lose (default: 1%).", FRACTION)
@@ -162,6 +162,9 @@ class RunConfig:
     precision: FloatType | None = _training(
         "Numbers to train in: auto, float32, bfloat16 or float16 (default: the recipe's)."
     )
+    effort: Effort | None = _training(
+        "How long to search: quick (about two trainings of the unpruned network), normal or best (default: quick)."
+    )
     seed: int = _training("Random seed for the split, initialisation and training.", range=(0, 2**32 - 1), default=0)
 
     onnx: bool | None = _output("Also write model.onnx (default: if its packages are installed).")
@@ -176,6 +179,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         from basisprune.runs.parsing import search_of
+        from basisprune.search.stepping import with_effort
         from basisprune.tasks import CLASSIFICATION
 
         faults: list[str] = []
@@ -186,8 +190,8 @@ class RunConfig:
         with _collected(faults, "recipe"):
             self._set(recipe=self._found_recipe(), epochs=None, augment=None, precision=None)
         with _collected(faults, "search"):
-            search = search_of(self.search)
-            self._set(search=replace(search, framework=self.framework or search.framework), framework=None)
+            search = with_effort(search_of(self.search), self.effort)
+            self._set(search=replace(search, framework=self.framework or search.framework), framework=None, effort=None)
         faults += self._other_faults() + ([] if faults else self._choose_cost())
         if faults:
             raise ConfigError.of("compress", faults)
@@ -197,7 +201,6 @@ class RunConfig:
             object.__setattr__(self, name, value)
 
     def _found_task(self) -> dict[str, object]:
-        """Find the task and the metric, and their names in config.yaml."""
         from basisprune.budget.metrics import metric_name
         from basisprune.tasks import Task, find_task
 
@@ -293,7 +296,6 @@ class RunConfig:
 
     @property
     def method(self) -> Framework:
-        """The framework of the search, or else of the recipe."""
         from basisprune.recipes import find_framework
 
         return find_framework(self.search.framework or self.recipe.framework)
@@ -374,6 +376,7 @@ class Options(TypedDict, total=False):
     epochs: int | None
     augment: Augmentation | None
     precision: FloatType | None
+    effort: Effort | None
     seed: int
     onnx: bool | None
     int8: bool

@@ -41,7 +41,7 @@ from basisprune.runs.certify import ONNX_RUNTIME, PYTORCH
 from basisprune.runs.folder import versions
 from basisprune.runs.load import Job
 from basisprune.runs.pictures import picture_of, picture_url, shown_errors, shown_masks
-from basisprune.search.candidates import SearchResult, share
+from basisprune.search.candidates import SearchResult, share_of
 from basisprune.tasks import Predictions, Task
 from basisprune.tasks.classification import Bools
 from basisprune.torchkit.surgery import find_layers
@@ -297,7 +297,7 @@ def _measured(job: Job, found: SearchResult) -> tuple[str, tuple[float, float], 
 def _saved(found: SearchResult) -> str:
     first, chosen = found.candidates[0], found.candidates[found.chosen]
     saved, fewer = 1 - chosen.parameters / first.parameters, 1 - chosen.macs / first.macs
-    return f"{share(saved)} of the parameters and {share(fewer)} of the multiply-adds"
+    return f"{share_of(saved)} of the parameters and {share_of(fewer)} of the multiply-adds"
 
 
 def _side(row: CandidateRow, deployed: nn.Module) -> Side:

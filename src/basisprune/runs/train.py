@@ -46,16 +46,11 @@ class TrainSummary:
     test: Accuracy | None = None
 
     def to_json(self) -> str:
-        """The summary as one JSON object."""
         return TypeAdapter(TrainSummary).dump_json(self).decode()
 
 
 def train_job(job: Job, output: Path, callback: Callback, *, command: str = "") -> TrainSummary:
-    """The results of training the job's model; the output folder gets them and the model.
-
-    A run that was killed resumes. Raises CheckpointError if the output belongs to a run with other settings, weights
-    or images.
-    """
+    """Train the job's model and write it and the results to the output folder; a run that was killed resumes."""
     config = _noted(job)
     processes = Processes.joined()
     callback = callback if processes.is_main else NullCallback()

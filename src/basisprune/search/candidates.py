@@ -11,6 +11,7 @@ from torch import nn
 from basisprune.budget import Budget, Optimize
 from basisprune.budget.certify import AcceptanceRule, Certificate, interval_of, loss_of
 from basisprune.budget.metrics import value_of
+from basisprune.callback import Row
 from basisprune.costs import measure
 from basisprune.deploy.export.onnx import has_onnx
 from basisprune.deploy.fold import deploy
@@ -123,12 +124,19 @@ class Candidate:
     @property
     def label(self) -> str:
         ratios = {"basis": self.basis_ratio, "filters": self.filter_ratio}
-        parts = [f"{share(ratio)} of the {name}" for name, ratio in ratios.items() if ratio]
+        parts = [f"{share_of(ratio)} of the {name}" for name, ratio in ratios.items() if ratio]
         if self.branches:
             parts.append(f"{self.branches} residual branch{'es' if self.branches > 1 else ''}")
         if not parts:
             return "unpruned"
         return ", ".join(parts) + (f", {POLISHED}" if POLISHED in self.steps else "")
+
+    @property
+    def row(self) -> Row:
+        """The candidate in a live table."""
+        interval = f" ({self.interval[0]:.1%} to {self.interval[1]:.1%})" if self.shown.endswith("%") else ""
+        state = "unpruned" if not self.basis_ratio and not self.filter_ratio else "passed" if self.passed else "failed"
+        return Row(self.label, state, self.parameters, self.latency_ms, self.shown + interval)
 
     @property
     def summary(self) -> str:
@@ -137,7 +145,7 @@ class Candidate:
         outcome = "passed" if self.passed else "failed"
         doubt = ", but there are too few images to be sure" if self.undecided else ""
         if self.undecided and self.chance is not None:  # which is what it passed or failed by
-            doubt = f" with a chance of {share(self.chance)} to be certified"
+            doubt = f" with a chance of {share_of(self.chance)} to be certified"
         value = self.shown or f"{self.accuracy:.1%}"
         return f"{name}: {self.metric} {value}, {self.parameters:,} parameters, {outcome}{doubt}"
 
@@ -192,10 +200,10 @@ def really_kept(state: State, asked: Shares) -> Shares:
     return kept
 
 
-def share(value: float) -> str:
+def share_of(value: float) -> str:
     """Format a fraction as a percentage, with more digits near 1.
 
-    >>> share(0.5), share(0.9953)
+    >>> share_of(0.5), share_of(0.9953)
     ('50%', '99.5%')
     """
     return f"{value:.0%}" if value < 0.98 else f"{value:.1%}"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 
 from basisprune.budget import Budget, Goal, Optimize, Ratios
-from basisprune.budget.certify import EQUAL, SURE, AcceptanceRule, Entry, Guarantee, few_in_order, in_order
+from basisprune.budget.certify import EQUAL, AcceptanceRule, Entry, Guarantee, few_in_order, in_order
 from basisprune.budget.metrics import value_of
 from basisprune.errors import TooMuchError
 from basisprune.method.pipeline import Pipeline
-from basisprune.method.states import NOT_AT_ALL, State, Tuning
+from basisprune.method.states import NOT_AT_ALL, UNSEEN, State, Tuning
 from basisprune.recipes import DECOMPOSED, Framework, Move, find_framework
 from basisprune.search.candidates import ALL, Candidate, Evaluated, Scale, SearchResult, Shares
-from basisprune.search.stepping import Attempt, SearchConfig, Stepping, axes_of
+from basisprune.search.descent import Descent, agreed, multiplied, removes_nothing
+from basisprune.search.stepping import SAFE, Attempt, SearchConfig, Stepping, axes_of
 from basisprune.tasks import Task
 from basisprune.torchkit.processes import Processes
 
@@ -59,7 +59,7 @@ class Search:
         self.reference = reference
         self.standard = self._standard(promise)
         self.trials: list[Evaluated] = []
-        self._unsure: list[float] = []  # shares of the first move whose networks may well not be certified
+        self.unsure: list[float] = []  # shares of the first move whose networks may well not be certified
         timed = isinstance(goal, Budget) and goal.target_latency is not None
         self.scale = Scale(pipeline, timed=timed, foreign=reference)
 
@@ -71,7 +71,7 @@ class Search:
         """
         self.pipeline.claim_folder()
         start = self.pipeline.start(self.framework)
-        self._judge(self.reference or self._unpruned(start), ALL)
+        self.judge(self.reference or self._unpruned(start), ALL)
         interrupted = False
         try:
             self._try_candidates(start)
@@ -99,7 +99,7 @@ class Search:
             if any(ratios.of(axis) > 0 for axis in move.axes):
                 state = self.pipeline.remove(state, move, ratios)
                 kept |= {axis: 1 - ratios.of(axis) for axis in move.axes}
-        self._judge(state, kept)
+        self.judge(state, kept)
 
     # Budgets of accuracy
 
@@ -109,11 +109,12 @@ class Search:
         if self._best() == 0 and self._lower_standard():
             asked = self._descend(start, budget)
         chosen = self._best()
-        if self.config.polish and chosen:
+        foreseen = all(map(self.pipeline.settings.foresees, self.framework.moves))
+        if chosen and (self.config.polish or (self.config.polish is None and not foreseen)):
             best = self.trials[chosen]
             kept: Shares = {"basis": 1 - best.candidate.basis_ratio, "filters": 1 - best.candidate.filter_ratio}
-            self._judge(self.pipeline.polish(best.state), kept)
-        if chosen and self._confirming is not None:
+            self.judge(self.pipeline.polish(best.state), kept)
+        if chosen and self.confirming is not None:
             self._fall_back(start, asked, budget)
 
     def _descend(self, start: State, budget: Budget) -> Shares:
@@ -126,11 +127,14 @@ class Search:
     def _descend_by(self, move: Move, start: State, kept: Shares, budget: Budget) -> tuple[State, Shares]:
         """Return the state with the smallest share that passes, and what it keeps; `start` if none does."""
         stepping = self._stepping(start, move, budget)
-        tuning = self._tuning(budget, foreseen=stepping.outlook is not None)
+        if stepping.outlook is not None and not self.config.tune_fully:
+            descent = Descent(self, move, start, kept, stepping)
+            return descent.run()
+        tuning = self._tuning(budget)
         state, best = start, Attempt(1.0, 0.0, passed=True)
         attempts: list[Attempt] = []
         impossible: list[Attempt] = []  # from this state; a smaller one may well lose as much
-        while (share := _agreed(stepping.next_share([*attempts, *impossible]))) is not None:
+        while (share := agreed(stepping.next_share([*attempts, *impossible]))) is not None:
             source, done = (state, best.share) if self.config.warm_start else (start, 1.0)
             try:
                 tried = self.pipeline.prune(source, move, round(1 - share / done, 4), tuning)
@@ -138,26 +142,26 @@ class Search:
                 self.pipeline.notify.log(f"{1 - share / done:.0%} cannot be removed; trying less")
                 impossible.append(Attempt(share, math.inf, passed=False))
                 continue
-            if _removes_nothing(tried, source):  # so that more must go at once
+            if removes_nothing(tried, source):  # so that more must go at once
                 attempts.append(replace(best, share=share))
                 continue
-            asked = _multiplied(kept, move, share)
-            candidate = self._judge(tried, asked)
-            attempts.append(Attempt(share, candidate.drop, candidate.passed, candidate.order(self._optimize)[0]))
-            if move is self.framework.moves[0] and (candidate.chance or 0.0) < SURE:
-                self._unsure.append(asked[move.axes[0]])
+            asked = multiplied(kept, move, share)
+            candidate = self.judge(tried, asked)
+            attempts.append(Attempt(share, candidate.drop, candidate.passed, candidate.order(self.optimize)[0]))
+            if move is self.framework.moves[0] and (candidate.chance or 0.0) < SAFE:
+                self.unsure.append(asked[move.axes[0]])
             if candidate.passed:
                 state, best = tried, attempts[-1]
                 if self.config.warm_start:
                     impossible.clear()
-        return state, _multiplied(kept, move, best.share)
+        return state, multiplied(kept, move, best.share)
 
     def _stepping(self, start: State, move: Move, budget: Budget) -> Stepping:
         """Return the rule for the next share; aim at half of the budget where there must be room for certification."""
-        config, reference = self.config, self._value(self.trials[0].state)
+        config, reference = self.config, self.value(self.trials[0].state)
         allowed = reference - budget.least_accuracy(reference)
         return Stepping(
-            allowed=allowed if self._confirming is None else allowed / 2,
+            allowed=allowed if self.confirming is None else allowed / 2,
             step=config.step,
             tolerance=config.tolerance,
             smallest=config.smallest,
@@ -165,19 +169,18 @@ class Search:
             outlook=self.pipeline.outlook(start, move, config.smallest),
         )
 
-    def _tuning(self, budget: Budget, *, foreseen: bool = False) -> Tuning:
+    def _tuning(self, budget: Budget) -> Tuning:
         """Return how long candidates are tuned: until they are good enough or hopeless.
 
         If they are to be certified, none is good enough: one that passes on a few images in the middle of its tuning,
-        at a high learning rate, was often lucky, and fails on the confirming images. Nor is any where the loss is
-        `foreseen`, because what a tuned network loses tells how far to go next. Other metrics of classes than accuracy
-        are not followed while training: all epochs are trained.
+        at a high learning rate, was often lucky, and fails on the confirming images. Other metrics of classes than
+        accuracy are not followed while training: all epochs are trained.
         """
         metric = None if self.standard is None else self.standard.promise.metric
         if self.config.tune_fully or not (metric == "accuracy" or isinstance(metric, Task)):
             return Tuning()
         limit = budget.least_accuracy(self.trials[0].candidate.accuracy)
-        enough = None if foreseen or self._confirming is not None else limit - EQUAL
+        enough = None if self.confirming is not None else limit - EQUAL
         if isinstance(metric, Task) and not metric.is_share:
             return Tuning(enough=enough)  # how far is hopeless, nobody knows
         grace = max(math.ceil(self.pipeline.settings.finetune.epochs / _GRACE), _LEAST_GRACE)
@@ -189,16 +192,20 @@ class Search:
         They are larger than all that were tried and are not.
         """
         move = self.framework.moves[0]
-        share = max((asked[move.axes[0]], *self._unsure))
-        for _ in range(SAFER):
-            if any((trial.candidate.chance or 0.0) >= SURE for trial in self.trials[1:]):
+        foreseen = self.pipeline.settings.foresees(move)
+        share = max((asked[move.axes[0]], *self.unsure))
+        for _ in range(min(SAFER, self.config.tunings or SAFER)):
+            if any((trial.candidate.chance or 0.0) >= SAFE for trial in self.trials[1:]):
                 return
-            share = share**_LARGER
+            share = (1 + share) / 2 if foreseen else share**_LARGER
             self.pipeline.notify.log("trying a larger network, to fall back on if the smaller ones are not certified")
-            tried = self.pipeline.prune(start, move, round(1 - share, 4), self._tuning(budget))
-            if _removes_nothing(tried, start):
+            tuning = UNSEEN if foreseen else self._tuning(budget)
+            tried = self.pipeline.prune(start, move, round(1 - share, 4), tuning)
+            if removes_nothing(tried, start):
                 return
-            self._judge(tried, _multiplied(ALL, move, share))
+            if foreseen:
+                tried = self.pipeline.look(tried)
+            self.judge(tried, multiplied(ALL, move, share))
 
     # Budgets of size or time
 
@@ -216,12 +223,12 @@ class Search:
                     tried = self.pipeline.prune(state, move, round(1 - step, 4), Tuning())
                 except TooMuchError:
                     break
-                if _removes_nothing(tried, state):
+                if removes_nothing(tried, state):
                     break
-                state, share, kept = tried, share / step, _multiplied(kept, move, step)
+                state, share, kept = tried, share / step, multiplied(kept, move, step)
                 if share >= 1.0 and more and not self._is_small_enough(state, budget):
                     share, more = 1 - self.config.tolerance / 4, more - 1
-            if state is not before and self._judge(state, kept).passed:
+            if state is not before and self.judge(state, kept).passed:
                 break
 
     def _share_for_size(self, start: State, move: Move, budget: Budget) -> float:
@@ -258,15 +265,15 @@ class Search:
         return AcceptanceRule(promise, confirm.independent)
 
     @property
-    def _confirming(self) -> int | None:
+    def confirming(self) -> int | None:
         """On how many images candidates are to be certified; None if they pass by the estimate."""
         return None if self.standard is None else self.standard.confirming
 
     def _lower_standard(self) -> bool:
         """Judge by the estimate from now on, because none is likely to be certified; False if that is so already."""
-        if self.standard is None or self._confirming is None:
+        if self.standard is None or self.confirming is None:
             return False
-        images = f"{self._confirming:,} images"
+        images = f"{self.confirming:,} images"
         self.pipeline.notify.log(f"no candidate is likely to be certified on {images}; searching by the estimate")
         self.standard = standard = replace(self.standard, confirming=None)
         reference = self.trials[0].state
@@ -283,13 +290,13 @@ class Search:
         """
         split_first = self.framework.start == DECOMPOSED.name and self.pipeline.settings.basis != "loss"
         plain, given = self.pipeline.dense() if split_first else start, self.pipeline.given()
-        return given if self._value(given) > self._value(plain) else plain
+        return given if self.value(given) > self.value(plain) else plain
 
-    def _value(self, state: State) -> float:
+    def value(self, state: State) -> float:
         metric = self.pipeline.task.budget_metric if self.standard is None else self.standard.promise.metric
         return value_of(metric, state.outcomes)
 
-    def _judge(self, state: State, kept: Shares) -> Candidate:
+    def judge(self, state: State, kept: Shares) -> Candidate:
         """Add one more candidate to the trials, with the verdict on it; the first one is the reference."""
         reference = self.trials[0].state if self.trials else state
         candidate = Candidate.of(state, reference, self.scale.size(state), kept)
@@ -299,16 +306,17 @@ class Search:
         elif isinstance(self.goal, Budget):
             candidate = candidate.judged(self.goal)
         self.trials.append(Evaluated(candidate, state, self.scale.deployed(state)))
+        self.pipeline.notify.shown(candidate.row)
         self.pipeline.notify.judged(candidate)
         return candidate
 
     def _to_test(self) -> tuple[int, ...]:
         """Return the places of the candidates to test on the confirming images, in order; those within the estimate."""
-        if self.standard is None or self._confirming is None:
+        if self.standard is None or self.confirming is None:
             return ()
         before = self.trials[0].state.outcomes
         entries = [
-            Entry(index, trial.candidate.order(self._optimize)[0], trial.candidate.chance or 0.0)
+            Entry(index, trial.candidate.order(self.optimize)[0], trial.candidate.chance or 0.0)
             for index, trial in enumerate(self.trials)
             if index and self.standard.within(before, trial.state.outcomes)
         ]
@@ -316,7 +324,7 @@ class Search:
         return tuple(in_order(entries) if confirm is None or confirm.labelled else few_in_order(entries))
 
     @property
-    def _optimize(self) -> Optimize:
+    def optimize(self) -> Optimize:
         return "params" if self.pipeline.planner is None else self.pipeline.planner.optimize
 
     def _best(self) -> int:
@@ -331,7 +339,7 @@ class Search:
         def size(index: int) -> tuple[float, ...]:
             candidate = candidates[index]
             accuracy = candidate.accuracy if candidate.score is None else candidate.score
-            return (*candidate.order(self._optimize), -accuracy)
+            return (*candidate.order(self.optimize), -accuracy)
 
         passing = [index for index, candidate in enumerate(candidates) if candidate.passed]
         if self.goal.is_about_accuracy:
@@ -339,23 +347,3 @@ class Search:
         if passing:
             return min(passing, key=lambda index: (-candidates[index].accuracy, *size(index)))
         return min(range(len(candidates)), key=size)
-
-
-def _agreed(share: float | None) -> float | None:
-    """Return the share that the main process tries next, so that all processes of a distributed run prune the same."""
-    processes = Processes.here()
-    if processes.count == 1:
-        return share
-    agreed: float | None = json.loads(processes.from_main(lambda: json.dumps(share).encode()))
-    return agreed
-
-
-def _multiplied(kept: Shares, move: Move, share: float) -> Shares:
-    """Return the shares, with those of the move's axes reduced further."""
-    return {**kept, **{axis: kept[axis] * share for axis in move.axes}}
-
-
-def _removes_nothing(state: State, source: State) -> bool:
-    """Whether the plans since `source` remove nothing, because a block of `round_to` is more than was requested."""
-    plans = state.plans[len(source.plans) :]
-    return bool(plans) and all(plan.removed == 0 for plan in plans)

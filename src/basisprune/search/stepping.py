@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from basisprune.errors import ConfigError, broken_rules
 from basisprune.method.scoring import Outlook
 from basisprune.recipes import Move
-from basisprune.types import FrameworkName
+from basisprune.types import Effort, FrameworkName
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,10 @@ class SearchConfig:
     also when a network that failed is within `tolerance` of the size of the one that passed. A candidate more than
     `give_up_margin` below the required accuracy after a fifth of its epochs is given up. With `warm_start`, a candidate
     is pruned from the last one that passed, otherwise in one step from the unpruned network, as in the paper. With
-    `tune_fully`, all candidates are tuned for all epochs, also as in the paper. `polish` tunes the chosen network
-    again, for all epochs.
+    `tune_fully`, all candidates are tuned for all epochs, also as in the paper.
+    `polish` tunes the chosen network again, for all epochs (None: unless the loss is foreseen). Where scores are in
+    units of the loss, networks are tuned briefly, and only the smallest that promises to pass for all epochs; after
+    `tunings` of these the search ends, if one passed (None: when it is done).
     """
 
     framework: FrameworkName | None = None
@@ -36,7 +38,8 @@ class SearchConfig:
     give_up_margin: float = 0.1
     warm_start: bool = True
     tune_fully: bool = False
-    polish: bool = True
+    polish: bool | None = None
+    tunings: int | None = 1
 
     def __post_init__(self) -> None:
         allowed = [name for name in get_args(FrameworkName) if name != "baseline"]
@@ -44,10 +47,33 @@ class SearchConfig:
             self,
             ("framework", allowed.__contains__, f"allowed are {', '.join(allowed)}"),
             ("step tolerance smallest give_up_margin", lambda value: 0 < value < 1, "0 < value < 1 is needed"),
-            ("warm_start tune_fully polish", lambda value: isinstance(value, bool), "allowed are True and False"),
+            ("tunings", lambda value: value is None or value >= 1, "at least 1 is needed, or None"),
+            ("warm_start tune_fully", lambda value: isinstance(value, bool), "allowed are True and False"),
+            ("polish", lambda value: value in (True, False, None), "allowed are True, False and None"),
         )
         if faults:
             raise ConfigError.of("SearchConfig", faults)
+
+
+EFFORTS: dict[Effort, dict[str, bool | int | None]] = {
+    "quick": {"tunings": 1, "polish": False},
+    "normal": {"tunings": 3, "polish": False},
+    "best": {"tunings": None, "polish": True},
+}
+"""What the efforts change in the settings of a search."""
+
+
+def with_effort(search: SearchConfig, effort: Effort | None) -> SearchConfig:
+    """Return the search as it goes with this effort; None: as it is.
+
+    >>> with_effort(SearchConfig(), "best").tunings is None
+    True
+    """
+    if effort is None:
+        return search
+    if effort not in EFFORTS:
+        raise ConfigError(f"effort: {effort!r} given; allowed are {', '.join(EFFORTS)}")
+    return replace(search, **EFFORTS[effort])  # type: ignore[arg-type]
 
 
 _FIRST = 6.0
@@ -60,6 +86,44 @@ _NEAR, _STEEP = 0.6, 8.0
 """A guess between what passed and what failed may end the search if what failed keeps at least this share of what
 passed, and lost at most so many times what is allowed: otherwise the accuracy may fall off a cliff anywhere, and what
 failed says nothing of where."""
+
+
+SAFE = 0.8
+"""The chance to be certified from which on no larger network is tried, to have one to fall back on."""
+_LEFT = 0.2
+"""The part of what is lost after a short tuning that is still lost after a full one."""
+
+
+@dataclass
+class Recovery:
+    """What full tunings left of the accuracy that was lost after short ones."""
+
+    seen: list[tuple[float, float]] = field(default_factory=list)
+
+    def note(self, briefly: float, fully: float) -> None:
+        """Note what a network lost after a short tuning, and after the full one."""
+        self.seen.append((briefly, fully))
+
+    def expected(self, briefly: float) -> float:
+        """Return what a network should lose after a full tuning, from what it lost after a short one.
+
+        The last full tuning corrects what is expected. Where it gained more, it would have gained that without pruning
+        too; where it gained less, the others lose as large a part.
+
+        >>> recovery = Recovery()
+        >>> recovery.expected(0.02)
+        0.004
+        >>> recovery.note(0.01, -0.005)
+        >>> round(recovery.expected(0.02), 4)
+        -0.003
+        >>> recovery.note(0.02, 0.01)
+        >>> recovery.expected(0.012)
+        0.006
+        """
+        before, after = self.seen[-1] if self.seen else (0.0, 0.0)
+        if after <= _LEFT * before:
+            return after + _LEFT * (briefly - before)
+        return briefly * min(after / before, 1.0) if before > 0 else briefly
 
 
 @dataclass(frozen=True)

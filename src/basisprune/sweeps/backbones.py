@@ -17,7 +17,7 @@ from timm.models import get_pretrained_cfg
 from basisprune.callback import Callback
 from basisprune.data.load import Source
 from basisprune.errors import BasisPruneError, ConfigError, ModelError, nearest
-from basisprune.runs.load import Job, ModelSource, prepare_job
+from basisprune.runs.load import AnyModel, Job, prepare_job
 from basisprune.runs.settings import RunConfig
 from basisprune.sweeps.running import Backbone
 from basisprune.transfer.backbones import build_backbone
@@ -60,21 +60,22 @@ class Available(JsonValue):
 
 
 def available(names: Sequence[str], source: BackboneSource, callback: Callback) -> Available:
-    """Return the backbones that can be used; fetch weights that are not on this machine.
+    """Return the backbones that can be used; fetch weights that are neither in the folder of weights nor in a cache.
 
-    For a timm name, weights are taken from a file in the folder of weights (`resnet50.safetensors`, or .pth, .pt,
-    .bin), from the caches of the hub and of torch, or else from the hub. A hub that does not answer is asked once, for
-    a few seconds. Raises ConfigError for unknown names, and ModelError if no backbone can be used.
+    A hub that does not answer is asked once, for a few seconds. Raises ModelError if no backbone can be used.
     """
     found, missing = on_this_machine(names, source), dict[str, str]()
     unreachable = _why_unreachable() if None in found.values() else ""
     for name in [name for name, backbone in found.items() if backbone is None]:
-        why = f"its weights are not on this machine, and {unreachable}" if unreachable else _fetch(name, callback)
-        if why:
-            missing[name] = why
-            callback.log(f"{name} is not available: {why}")
-        else:
+        try:
+            if unreachable:
+                raise ModelError(f"its weights are not on this machine, and {unreachable}")
+            callback.log(f"fetching the weights of {name}")
+            build_backbone(name, pretrained=True)
             found[name] = Backbone(name, cached=True)
+        except BasisPruneError as error:
+            missing[name] = str(error)
+            callback.log(f"{name} is not available: {error}")
     backbones = tuple(filter(None, found.values()))
     if not backbones:
         raise ModelError.of(
@@ -86,10 +87,7 @@ def available(names: Sequence[str], source: BackboneSource, callback: Callback) 
 
 
 def on_this_machine(names: Sequence[str], source: BackboneSource) -> dict[str, Backbone | None]:
-    """Return the backbones of these names, None for those whose weights must be fetched.
-
-    Raises ConfigError for unknown names.
-    """
+    """Return the backbones of these names, None for those whose weights must be fetched."""
     refuse_unknown(names, source.in_memory)
     found: dict[str, Backbone | None] = {}
     for name in names:
@@ -136,10 +134,7 @@ def is_cached(name: str) -> bool:
 
 
 def common_size(names: Sequence[str], side: int | None) -> int | None:
-    """Return the height and width of the images for all backbones, so that they compare.
-
-    It is `side`, or the one that timm lists for most of them, the smaller of two; None where timm knows none of them.
-    """
+    """Return one height and width for all backbones: `side`, or what most of them were made for, the smaller of two."""
     if side is not None:
         return side
     known = [get_pretrained_cfg(name) for name in names if is_timm(name)]
@@ -148,7 +143,7 @@ def common_size(names: Sequence[str], side: int | None) -> int | None:
 
 
 def start_from(
-    backbone: Backbone, model: ModelSource | None, data: Source, config: RunConfig, folder: Path, callback: Callback
+    backbone: Backbone, model: AnyModel | None, data: Source, config: RunConfig, folder: Path, callback: Callback
 ) -> Job:
     """Prepare the job of a run that starts from the backbone, or from a `model` given in Python under its name."""
     given = config if backbone.weights is None else replace(config, weights=backbone.weights)
@@ -165,16 +160,6 @@ def _offline() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
-
-
-def _fetch(name: str, callback: Callback) -> str:
-    """Download weights into the cache; return the error, or an empty text."""
-    callback.log(f"fetching the weights of {name}")
-    try:
-        build_backbone(name, pretrained=True)
-    except BasisPruneError as error:
-        return str(error)
-    return ""
 
 
 def _why_unreachable() -> str:
@@ -196,7 +181,6 @@ def _why_unreachable() -> str:
 
 def _local_file(name: str, folder: Path | None) -> Path | None:
     """Find the file of weights for the name, with or without its tag (resnet50.a1_in1k, resnet50)."""
-    if folder is None:
-        return None
-    stems = dict.fromkeys([name, name.partition(".")[0]])
-    return next((path for stem in stems for end in _SUFFIXES if (path := folder / f"{stem}{end}").is_file()), None)
+    stems = (name, name.partition(".")[0])
+    paths = [folder / f"{stem}{end}" for stem in stems for end in _SUFFIXES] if folder else []
+    return next(filter(Path.is_file, paths), None)

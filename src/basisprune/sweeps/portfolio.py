@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar, Unpack, cast
+from typing import Any, Literal, TypeVar, Unpack, cast
 
 import pydantic
 from torch import nn
@@ -18,11 +18,11 @@ from basisprune.budget.metrics import metric_name
 from basisprune.callback import Callback, NullCallback, counted
 from basisprune.data.load import Reading, Source
 from basisprune.deploy.bundle import load_bundle
-from basisprune.errors import BasisPruneError, CheckpointError, ConfigError, TrainingError
+from basisprune.errors import BasisPruneError, CheckpointError, ConfigError, TrainingError, broken_rules
 from basisprune.files import user_path
 from basisprune.results import BackboneRow, Portfolio, RunSummary
-from basisprune.runs.folder import BUNDLE, IN_PYTHON, SUMMARY, OutputFolder, refuse_links, with_earlier_fractions
-from basisprune.runs.load import ModelSource, code_of, load_images
+from basisprune.runs.folder import BUNDLE, IN_PYTHON, SUMMARY, OutputFolder, refuse_links
+from basisprune.runs.load import AnyModel, code_of, load_images
 from basisprune.runs.preflight import preflight
 from basisprune.runs.record import TESTS
 from basisprune.runs.settings import Options, configure
@@ -36,29 +36,27 @@ from basisprune.sweeps.backbones import (
     on_this_machine,
 )
 from basisprune.sweeps.running import (
+    AT_LEAST_ONE,
     Backbone,
     Kind,
     Pool,
     Run,
     Running,
     absolute,
-    below,
     open_pool,
-    read_if_sound,
-    read_value,
     refuse_launcher,
     run_all,
     slug,
-    write_value,
 )
 from basisprune.sweeps.stages import PORTFOLIO as PORTFOLIO_FILE
-from basisprune.sweeps.stages import InMemory, PortfolioFile, Searched, Trained, do_stage, job_of, reference_folder
+from basisprune.sweeps.stages import InMemory, Searched, Trained, do_stage, job_of, reference_folder
 from basisprune.sweeps.table import pareto_front
 from basisprune.torchkit.imports import refuse_code
 
 FOLDER = "backbones"
 _AVAILABLE = "backbones.json"
 T = TypeVar("T", Trained, Searched)
+File = TypeVar("File", Trained, Searched, Portfolio, RunSummary)
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class PortfolioConfig:
     weights: str | Path | None = None
 
     def __post_init__(self) -> None:
-        if faults := below(1, keep=self.keep, probe_epochs=self.probe_epochs):
+        if faults := broken_rules(self, ("keep probe_epochs", *AT_LEAST_ONE)):
             raise ConfigError.of("PortfolioConfig", faults)
 
     def rounds(self, backbones: int) -> list[tuple[int, int]]:
@@ -99,17 +97,15 @@ class Recommended:
 
     @property
     def model(self) -> nn.Module:
-        """The recommended network, in plain layers."""
         return load_bundle(self.folder / BUNDLE).model
 
     @property
     def portfolio(self) -> Portfolio:
-        """All backbones, and the networks found from them."""
         return cast("Portfolio", self.summary.portfolio)
 
 
 def compress_portfolio(
-    models: str | Sequence[ModelSource],
+    models: str | Sequence[AnyModel],
     data: Source,
     budget: Budget | None = None,
     *,
@@ -151,26 +147,14 @@ def compress_portfolio(
         if options.get(budget.kind) is not None:
             raise ConfigError(f"compress_portfolio: budget and {budget.kind} given; pass one of them")
         options = cast("Options", {**options, budget.kind: vars(budget)[budget.kind]})
-    portfolio = _Portfolio(models, data, output, plan, running, callback, options)
+    portfolio = _Portfolio(models, data, output, plan, running, callback, **options)
     with portfolio.folder.held(portfolio.settings, portfolio.callback):
         return Recommended(portfolio.run(), portfolio.root)
 
 
-def check_portfolio(
-    models: str | Sequence[ModelSource],
-    data: Source,
-    *,
-    output: str | Path,
-    plan: PortfolioConfig | None = None,
-    running: Running | None = None,
-    callback: Callback | None = None,
-    **options: Unpack[Options],
-) -> None:
-    """Raise the error that `compress_portfolio` would end with, as far as it can be known; write and fetch nothing.
-
-    If the weights of all backbones must be fetched, this checks only the settings, the folder and the images.
-    """
-    portfolio = _Portfolio(models, data, output, plan, running, callback, options)
+def check_portfolio(models: str | Sequence[AnyModel], data: Source, **given: Any) -> None:
+    """Raise the error that `compress_portfolio` would end with, as far as it can be known without fetching weights."""
+    portfolio = _Portfolio(models, data, **given)
     portfolio.folder.check(portfolio.settings)
     refuse_links(portfolio.root)
     found = on_this_machine(portfolio.names, portfolio.source)
@@ -204,13 +188,13 @@ class _Portfolio:
 
     def __init__(
         self,
-        models: str | Sequence[ModelSource],
+        models: str | Sequence[AnyModel],
         data: Source,
         output: str | Path,
-        plan: PortfolioConfig | None,
-        running: Running | None,
-        callback: Callback | None,
-        options: Options,
+        plan: PortfolioConfig | None = None,
+        running: Running | None = None,
+        callback: Callback | None = None,
+        **options: Unpack[Options],
     ) -> None:
         self.config, self.plan = configure(options), plan or PortfolioConfig()
         self.running, self.callback = running or Running(), callback or NullCallback()
@@ -227,7 +211,6 @@ class _Portfolio:
         refuse_code(code for name in self.names for code in code_of(name, data, None))
         self.folder = _PortfolioFolder(user_path(output, "output").resolve())
         self.root = self.folder.path
-        self.config = with_earlier_fractions(self.config, self.root)
         weights = self.plan.weights
         self.settings: dict[str, pydantic.JsonValue] = {
             "model": AUTO,
@@ -242,24 +225,20 @@ class _Portfolio:
         self.images: set[str] = set()
 
     def _faults(self) -> list[str]:
-        config, running, faults = self.config, self.running, []
+        config, metric, faults = self.config, self.config.metric, []
         if config.task.head_size(1) is None:
             faults.append(f"task: {config.task_name} given; a portfolio is for classification: pass one model")
         if config.weights is not None:
             faults.append("weights: given, which are those of one model; pass a folder of weights for several")
         if config.keep_head:
-            faults.append(
-                "keep_head: given, but backbones get a head for these classes; pass one model to keep its own"
-            )
+            faults.append("keep_head: given, but backbones get a head for these classes; pass one model")
         if not isinstance(config.goal, Budget):
             faults.append("basis_ratio or filter_ratio given; pass a budget, by which backbones can be compared")
-        if running.jobs > 1 or running.ray_address is not None:
-            metric = config.metric
-            given = [*self.in_memory.models, *(["the images"] if self.in_memory.data is not None else [])]
-            given += [] if isinstance(metric, str) else [metric_name(metric)]
-            faults += [
-                f"{each} given in Python, which another process cannot have; pass names and paths" for each in given
-            ]
+        if self.running.jobs > 1 or self.running.ray_address is not None:
+            in_python = [*self.in_memory.models, *(["the images"] if self.in_memory.data is not None else [])]
+            in_python += [] if isinstance(metric, str) else [metric_name(metric)]
+            cannot = "given in Python, which another process cannot have; pass names and paths"
+            faults += [f"{each} {cannot}" for each in in_python]
         return faults
 
     @property
@@ -271,19 +250,16 @@ class _Portfolio:
         return BackboneSource(weights, self.config.pretrained, self.in_memory.models)
 
     def set_common_size(self, names: Sequence[str]) -> None:
-        """Give all backbones images of one size."""
         self.config = replace(self.config, size=common_size(names, self.config.size))
         self.in_memory = replace(self.in_memory, config=self.config)
 
     def stage_run(self, kind: Kind, backbone: Backbone, *, epochs: int = 0, best: Backbone | None = None) -> Run:
-        """Return a stage for one backbone."""
         options: dict[str, pydantic.JsonValue] = {**self.config.to_dict(), "trust_code": self.config.trust_code}
         code = tuple(each for one in (backbone, best) if one for each in code_of(one.name, self.data, None))
         folder, data = self.root / FOLDER / slug(backbone.name), absolute(self.data)
         return Run(backbone.name, kind, folder, backbone, data, options, self.root, epochs, best, code)
 
     def run(self) -> RunSummary:
-        """Do all stages, and return the summary of the recommended network."""
         available = self._available()
         self.rows = {name: BackboneRow(name, "missing", why) for name, why in available.missing.items()}
         left: Collection[Backbone] = available.backbones
@@ -304,7 +280,7 @@ class _Portfolio:
             if odd := [name for name in (portfolio.reference, portfolio.recommended) if name not in by_name]:
                 raise CheckpointError(f"{self.root / PORTFOLIO_FILE}: names {odd[0]!r}, which is none of these models")
             if not self._is_delivered(portfolio):
-                write_value(self.root / PORTFOLIO_FILE, PortfolioFile(portfolio))
+                portfolio.write(self.root / PORTFOLIO_FILE)
                 reference = self._reference(by_name[portfolio.reference])
                 run = self.stage_run("deliver", by_name[portfolio.recommended], best=reference)
                 (ended,) = run_all([run], pool, self.running.retries, self.callback)
@@ -318,9 +294,9 @@ class _Portfolio:
         if not path.exists():
             found = available(self.names, self.source, self.callback)
             (self.root / FOLDER).mkdir(parents=True, exist_ok=True)
-            write_value(path, found)
+            found.write(path)
             return found
-        known = read_value(path, Available)
+        known = Available.read(path)
         if others := [each.name for each in known.backbones if each.name not in self.names]:
             raise CheckpointError(f"{path}: lists {', '.join(others)}, which the settings do not; use another folder")
         return known
@@ -338,11 +314,11 @@ class _Portfolio:
         """Return the results of a stage; record the backbones that failed, and leave them out."""
         runs = [self.stage_run(kind, each, epochs=epochs, best=best) for each in backbones]
         found: dict[Backbone, T] = {}
-        is_done = lambda run: read_if_sound(run.result, result) is not None  # noqa: E731
+        is_done = lambda run: _if_sound(result, run.result) is not None  # noqa: E731
         for ended in run_all(runs, pool, self.running.retries, self.callback, is_done):
             name = ended.run.name
             if ended.failure is None:
-                found[ended.run.backbone] = read_value(ended.run.result, result)
+                found[ended.run.backbone] = result.read(ended.run.result)
             else:
                 self.rows[name] = BackboneRow(name, "failed", ended.failure.error)
         if not found:
@@ -373,10 +349,7 @@ class _Portfolio:
         self.rows[name] = BackboneRow(name, status, why_dropped, epochs, about.accuracy, about.parameters)
 
     def _reference(self, best: Backbone) -> Backbone | None:
-        """Copy the trained network of the backbone that accuracies are compared with; None for other budgets.
-
-        A run that resumes may find another backbone to be the best, whose training failed before.
-        """
+        """Copy the trained network that accuracies are compared with, which may be another when a run resumes."""
         if cast("Budget", self.config.goal).max_drop is None:
             return None
         copy = reference_folder(self.root, best)
@@ -405,7 +378,7 @@ class _Portfolio:
             points=pareto_front(points),
             latency_by=found[chosen].latency_by,
         )
-        before = self._chosen_before() if (self.root / TESTS).exists() else None
+        before = _if_sound(Portfolio, self.root / PORTFOLIO_FILE) if (self.root / TESTS).exists() else None
         if before is None or (before.recommended, before.reference) == (portfolio.recommended, portfolio.reference):
             return portfolio
         self.callback.log(
@@ -414,23 +387,23 @@ class _Portfolio:
         )
         return before
 
-    def _chosen_before(self) -> Portfolio | None:
-        file = read_if_sound(self.root / PORTFOLIO_FILE, PortfolioFile)
-        return None if file is None else file.portfolio
-
     def _is_delivered(self, portfolio: Portfolio) -> bool:
-        """Whether the result exists, with the files that the settings ask for."""
-        try:
-            summary = RunSummary.read(self.root / SUMMARY)
-        except (OSError, BasisPruneError):
+        summary = _if_sound(RunSummary, self.root / SUMMARY)
+        if summary is None or summary.interrupted or _if_sound(Portfolio, self.root / PORTFOLIO_FILE) != portfolio:
             return False
-        has_files = all(summary.config.get(name) == getattr(self.config, name) for name in ("onnx", "int8"))
-        return has_files and not summary.interrupted and self._chosen_before() == portfolio
+        return all(summary.config.get(name) == getattr(self.config, name) for name in ("onnx", "int8"))
 
 
 def best_first(trained: Mapping[Backbone, Trained]) -> list[Backbone]:
     """Sort backbones, the most accurate first, and of two that are equally accurate the smaller."""
     return sorted(trained, key=lambda each: (-trained[each].value, trained[each].size))
+
+
+def _if_sound(kind: type[File], path: Path) -> File | None:
+    try:
+        return kind.read(path)
+    except CheckpointError:
+        return None
 
 
 def _is_named(source: object) -> bool:

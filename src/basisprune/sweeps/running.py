@@ -16,15 +16,22 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
 import pydantic
-from joblib import Parallel, delayed
+from joblib import Parallel, cpu_count, delayed
 
 from basisprune.callback import Callback
 from basisprune.data.load import fetch
-from basisprune.errors import BasisPruneError, ConfigError, DataError, MissingExtraError, ModelError
-from basisprune.files import read_checked, write_checked
+from basisprune.errors import (
+    BasisPruneError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    MissingExtraError,
+    ModelError,
+    broken_rules,
+)
 from basisprune.torchkit.imports import Code, in_folder_of_python
 from basisprune.torchkit.processes import Processes
 from basisprune.types import JsonValue
@@ -33,19 +40,16 @@ Kind: TypeAlias = Literal["compress", "train", "probe", "start", "search", "deli
 """What is done: a whole run, a training without pruning, or one of the stages of a portfolio, in their order."""
 
 LOCAL = "local"
+AT_LEAST_ONE = (lambda number: number >= 1, "at least 1 is needed")
 _FINAL = (ConfigError, DataError, ModelError, MissingExtraError)
 _LONGEST_NAME = 80
 _MOST_TASKS = 1000  # on Ray at a time, each of which has a thread that waits for it
 _SMALL_STORE = 100 << 20  # bytes; Ray stores nothing but the runs, as text
-T = TypeVar("T", bound=JsonValue)
 
 
 @dataclass(frozen=True)
 class Backbone(JsonValue):
-    """A network to start from; `weights` is a local file for a timm name.
-
-    With `cached`, its weights are on this machine, and the hub is not asked for them.
-    """
+    """A network to start from; `weights` is a local file for a timm name, `cached` means that the hub is not asked."""
 
     name: str
     weights: str | None = None
@@ -117,10 +121,12 @@ class Resources:
     memory: int | None = None
 
     def __post_init__(self) -> None:
-        faults = below(1, cpus=self.cpus, memory=self.memory)
-        if not 0 <= self.gpus < float("inf") or (self.gpus > 1 and self.gpus != int(self.gpus)):
-            faults.append(f"gpus: {self.gpus} given; a part of one, such as 0.5, or a whole number is needed")
-        if faults:
+        part_or_whole = lambda gpus: 0 <= gpus <= 1 or (gpus < float("inf") and gpus == int(gpus) > 0)  # noqa: E731
+        rules = (
+            ("cpus memory", *AT_LEAST_ONE),
+            ("gpus", part_or_whole, "a part of one (0.5) or a whole number is needed"),
+        )
+        if faults := broken_rules(self, *rules):
             raise ConfigError.of("Resources", faults)
 
 
@@ -138,7 +144,8 @@ class Running:
     retries: int = 2
 
     def __post_init__(self) -> None:
-        if faults := [*below(1, jobs=self.jobs), *below(0, retries=self.retries)]:
+        rules = ("jobs", *AT_LEAST_ONE), ("retries", lambda retries: retries >= 0, "at least 0 is needed")
+        if faults := broken_rules(self, *rules):
             raise ConfigError.of("Running", faults)
 
     @property
@@ -146,7 +153,7 @@ class Running:
         """The threads of each run: the cores it asks for, or an equal share of this machine's."""
         if self.resources.cpus is not None:
             return self.resources.cpus
-        return 1 if self.ray_address is not None else max(1, cores() // self.jobs)
+        return 1 if self.ray_address is not None else max(1, cpu_count() // self.jobs)
 
 
 Pool: TypeAlias = Callable[[Sequence[Run]], Iterator[tuple[Run, Failure | None]]]
@@ -161,10 +168,7 @@ def run_all(
     callback: Callback,
     done: Callable[[Run], bool] = lambda _: False,
 ) -> list[RunResult]:
-    """Return how each run ended, in their order; skip those that are `done`.
-
-    Failed runs are repeated after all others, except those that would fail again. No failure stops the other runs.
-    """
+    """Return how each run ended; skip those that are `done`, and repeat failed ones last, unless that is final."""
     results = {run.name: RunResult(run, attempts=0) for run in runs if done(run)}
     waiting = [run for run in runs if run.name not in results]
     if results and waiting:
@@ -185,10 +189,7 @@ def run_all(
 
 @contextmanager
 def open_pool(running: Running, callback: Callback, in_process: Callable[[Run], None] | None = None) -> Iterator[Pool]:
-    """Yield the pool for these settings, and end what it still does at the end of the block.
-
-    With one job, runs are done by `in_process` in this process, if it is given.
-    """
+    """Yield the pool for these settings; one job is done by `in_process` in this process, if it is given."""
     # The workers of joblib's own backends do several runs each, and one that is killed ends all others. So its threads
     # wait for processes that do one run each.
     place: AbstractContextManager[Do]
@@ -196,7 +197,7 @@ def open_pool(running: Running, callback: Callback, in_process: Callable[[Run], 
     if running.ray_address is not None:
         place, jobs = _on_ray(running), _MOST_TASKS
     elif in_process is not None and running.jobs == 1:
-        place = nullcontext(partial(_attempt, in_process))
+        place = nullcontext(partial(attempt, in_process))
     else:
         place = _in_processes(running.threads)
 
@@ -218,7 +219,8 @@ def open_pool(running: Running, callback: Callback, in_process: Callable[[Run], 
         yield pool
 
 
-def _attempt(do: Callable[[Run], None], run: Run) -> Failure | None:
+def attempt(do: Callable[[Run], None], run: Run) -> Failure | None:
+    """Do the run; return its failure."""
     try:
         do(run)
     except Exception as error:
@@ -228,7 +230,7 @@ def _attempt(do: Callable[[Run], None], run: Run) -> Failure | None:
 
 @contextmanager
 def _in_processes(threads: int) -> Iterator[Do]:
-    """Do each run in a process of its own, so that one that is killed or runs out of memory ends no other.
+    """Do each run in a process of its own, so that one that is killed ends no other.
 
     The processes end with the block, or with this process, which closes their standard input.
     """
@@ -237,7 +239,7 @@ def _in_processes(threads: int) -> Iterator[Do]:
     lock, live, is_closed = threading.Lock(), set["subprocess.Popen[bytes]"](), threading.Event()
 
     def do(run: Run) -> Failure | None:
-        write_value(run.beside("run"), run)
+        run.write(run.beside("run"))
         run.beside("failed").unlink(missing_ok=True)
         with lock, open(run.log, "ab") as log:
             if is_closed.is_set():
@@ -256,8 +258,10 @@ def _in_processes(threads: int) -> Iterator[Do]:
         live.discard(process)
         if code == 0:
             return None
+        with suppress(CheckpointError):
+            return Failure.read(run.beside("failed"))
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return read_if_sound(run.beside("failed"), Failure) or Failure(f"its process {how}; see {run.log}")
+        return Failure(f"its process {how}; see {run.log}")
 
     try:
         yield do
@@ -271,15 +275,12 @@ def _in_processes(threads: int) -> Iterator[Do]:
 
 @contextmanager
 def _on_ray(running: Running) -> Iterator[Do]:
-    """Do each run in a Ray task with a worker process of its own and the resources that it asks for.
-
-    Raises MissingExtraError without Ray, and ConfigError where there is no cluster at the address.
-    """
+    """Do each run in a Ray task with a worker process of its own and the resources that it asks for."""
     ray = require_ray()
     is_owner = not ray.is_initialized()
     if is_owner:
         _connect(ray, running)
-    needs, unfinished = running.resources, set[Any]()
+    needs, unfinished = running.resources, set[object]()
     task = ray.remote(max_retries=0, max_calls=1)(_on_node)
     task = task.options(num_cpus=running.threads, num_gpus=needs.gpus, memory=needs.memory)
 
@@ -314,7 +315,7 @@ def require_ray() -> ModuleType:
 
 
 def _connect(ray: ModuleType, running: Running) -> None:
-    options: dict[str, Any] = {"address": running.ray_address, "log_to_driver": False, "logging_level": "warning"}
+    options: dict[str, object] = {"address": running.ray_address, "log_to_driver": False, "logging_level": "warning"}
     if running.ray_address == LOCAL:
         cpus = running.jobs * running.threads
         options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": _SMALL_STORE}
@@ -332,7 +333,7 @@ def _on_node(text: str, threads: int) -> str | None:
     """Do a run on a worker of the cluster; return its failure as JSON."""
     from basisprune.sweeps.worker import perform_logged  # which imports this module
 
-    failure = _attempt(partial(perform_logged, threads=threads), Run.from_json(text))
+    failure = attempt(partial(perform_logged, threads=threads), Run.from_json(text))
     return None if failure is None else failure.to_json()
 
 
@@ -342,20 +343,6 @@ def refuse_launcher(where: str) -> None:
         raise ConfigError(
             f"{where}: started in several processes; start one, without a launcher, and pass jobs or ray_address"
         )
-
-
-def below(least: int, **values: int | None) -> list[str]:
-    """List numbers that are too small as faults."""
-    return [
-        f"{name}: {value} given; at least {least} is needed"
-        for name, value in values.items()
-        if value is not None and value < least
-    ]
-
-
-def cores() -> int:
-    """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def slug(name: str) -> str:
@@ -375,21 +362,3 @@ def absolute(source: str) -> str:
         return str(path.resolve()) if path.exists() else source
     except (OSError, RuntimeError, ValueError):
         return source
-
-
-def write_value(path: Path, value: JsonValue) -> None:
-    """Write the value with its checksum."""
-    write_checked(path, value.to_json().encode())
-
-
-def read_value(path: Path, kind: type[T]) -> T:
-    """Read what `write_value` wrote; raises CheckpointError or PlanError if the file does not hold it."""
-    return kind.from_json(read_checked(path))
-
-
-def read_if_sound(path: Path, kind: type[T]) -> T | None:
-    """Read what `write_value` wrote; None if the file is missing or damaged."""
-    try:
-        return read_value(path, kind)
-    except (OSError, BasisPruneError):
-        return None

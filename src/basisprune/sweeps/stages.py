@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from torch import nn
-
 from basisprune.budget import Budget
 from basisprune.budget.certify import EQUAL
 from basisprune.budget.metrics import value_of
@@ -19,19 +17,20 @@ from basisprune.callback import Callback
 from basisprune.data.load import Source
 from basisprune.data.manifest import keep_images, manifest_of
 from basisprune.deploy.export.onnx import has_onnx
+from basisprune.deploy.latency import Backend
 from basisprune.method.pipeline import Pipeline
 from basisprune.method.states import State
 from basisprune.results import FrontPoint, Portfolio, RunSummary
 from basisprune.runs.certify import ONNX_RUNTIME, PYTORCH
 from basisprune.runs.compress import conclude
 from basisprune.runs.folder import OutputFolder
-from basisprune.runs.load import Job, ModelSource
+from basisprune.runs.load import AnyModel, Job
 from basisprune.runs.preflight import preflight
 from basisprune.runs.settings import Options, RunConfig, configure
 from basisprune.search import Search
 from basisprune.search.candidates import ALL, SearchResult
 from basisprune.sweeps.backbones import start_from
-from basisprune.sweeps.running import Backbone, Run, read_value, slug, write_value
+from basisprune.sweeps.running import Backbone, Run, slug
 from basisprune.types import JsonValue
 
 PORTFOLIO = "portfolio.json"
@@ -41,17 +40,16 @@ PORTFOLIO = "portfolio.json"
 class InMemory:
     """What was given in Python and has no name: models by theirs, images, settings."""
 
-    models: Mapping[str, ModelSource] = field(default_factory=dict)
+    models: Mapping[str, AnyModel] = field(default_factory=dict)
     data: Source | None = None
     config: RunConfig | None = None
 
 
 @dataclass(frozen=True)
 class Trained(JsonValue):
-    """A backbone after a training: how good it is on the validation images, and its size.
+    """A backbone after a training: its accuracy, its `value` in the metric of the budget, and what it costs.
 
-    `value` is in what the budget is counted in, `size` in what the result minimises. `images` is the digest of all
-    images with their roles, which must be the same for all backbones.
+    `images` is the digest of all images with their roles, which must be the same for all backbones.
     """
 
     accuracy: float
@@ -65,8 +63,7 @@ class Trained(JsonValue):
 class Searched(JsonValue):
     """The networks found from a backbone, and the index of the one to recommend; None if there is none.
 
-    `order` ranks that one among those of other backbones (lower is better): whether it is only estimated to be
-    certified, then its sizes or, for a budget of size, its error.
+    `order` ranks that one among those of other backbones: certified before estimated, then by its cost.
     """
 
     points: tuple[FrontPoint, ...]
@@ -74,13 +71,6 @@ class Searched(JsonValue):
     order: tuple[float, ...]
     latency_by: str
     images: str
-
-
-@dataclass(frozen=True)
-class PortfolioFile(JsonValue):
-    """The whole portfolio, as the delivery reads it."""
-
-    portfolio: Portfolio
 
 
 def do_stage(run: Run, callback: Callback, in_memory: InMemory | None = None) -> None:
@@ -105,7 +95,7 @@ def probe(run: Run, callback: Callback, in_memory: InMemory) -> None:
     folder = run.root / "probes" / f"{run.folder.name}-{run.epochs}"
     short_job = replace(job, config=replace(job.config, recipe=short))
     pipeline = short_job.pipeline(folder, callback, planned=False)
-    write_value(run.result, BackboneSearch(pipeline, job).trained(pipeline.dense()))
+    BackboneSearch(pipeline, job).trained(pipeline.dense()).write(run.result)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -113,44 +103,35 @@ def start(run: Run, callback: Callback, in_memory: InMemory) -> None:
     """Train a backbone by the whole recipe, in the folder of its search, and write how good it is."""
     with _prepared(run, callback, in_memory) as (job, pipeline):
         found = BackboneSearch(pipeline, job)
-        write_value(run.result, found.trained(found.unpruned()))
+        found.trained(found.unpruned()).write(run.result)
 
 
 def search(run: Run, callback: Callback, in_memory: InMemory) -> None:
-    """Search for the smallest networks that start from a backbone, and write them.
+    """Search for the smallest networks that start from a backbone, relative to the best one, and write them.
 
-    A loss of accuracy is relative to the best backbone. A backbone that exceeds the budget unpruned is compressed
-    relative to itself: its networks may be on the Pareto front, but are not recommended.
+    A backbone that exceeds the budget unpruned is compressed relative to itself, for the Pareto front only.
     """
     with _prepared(run, callback, in_memory) as (job, pipeline):
         own = _searched(run, job, pipeline, callback, in_memory)
-        write_value(run.result, own.searched(own.run(), run.backbone.name))
+        own.searched(own.run(), run.backbone.name).write(run.result)
 
 
 def deliver(run: Run, callback: Callback, in_memory: InMemory) -> None:
-    """Certify the networks of the recommended backbone, and write the result to the root.
-
-    No other stage uses the confirming images.
-    """
-    portfolio = read_value(run.root / PORTFOLIO, PortfolioFile).portfolio
+    """Certify the networks of the recommended backbone, by images that no other stage uses, and write the result."""
+    portfolio = Portfolio.read(run.root / PORTFOLIO)
     with _prepared(run, callback, in_memory) as (job, pipeline):
         keep_images(run.root, job.splits, callback)
         own = _searched(run, job, pipeline, callback, in_memory)
-        is_compared = own.reference is not None
-
-        def amended(summary: RunSummary, found: SearchResult) -> RunSummary:
-            return _with_portfolio(summary, portfolio, found.chosen, is_compared=is_compared)
-
-        conclude(job, pipeline, own.run(), OutputFolder(run.root), amend=amended)
+        amend = partial(_with_portfolio, portfolio=portfolio, is_compared=own.reference is not None)
+        conclude(job, pipeline, own.run(), OutputFolder(run.root), amend=amend)
 
 
-def _with_portfolio(summary: RunSummary, portfolio: Portfolio, chosen: int, *, is_compared: bool) -> RunSummary:
-    """Add the portfolio to the summary, and mark the delivered network among its points.
-
-    If the search `is_compared` with another backbone, its first candidate is that one's unpruned network.
-    """
+def _with_portfolio(
+    summary: RunSummary, result: SearchResult, *, portfolio: Portfolio, is_compared: bool
+) -> RunSummary:
+    """Add the portfolio to the summary; if `is_compared`, its first candidate is the best backbone, unpruned."""
     first, *others = summary.candidates
-    recommended, reference, place = portfolio.recommended, portfolio.reference, chosen - is_compared
+    recommended, reference, place = portfolio.recommended, portfolio.reference, result.chosen - is_compared
     message = f"Started from {recommended}, out of {len(portfolio.backbones)} backbones"
     if is_compared:
         first = replace(first, name=f"{reference}, {first.name}")
@@ -182,41 +163,40 @@ class BackboneSearch(Search):
         self.has_file = has_onnx() if config.onnx is None else config.onnx
 
     def unpruned(self) -> State:
-        """Train the network that would be deployed without pruning."""
         self.pipeline.claim_folder()
         return self._unpruned(self.pipeline.start(self.framework))
 
     def run(self) -> SearchResult:
         """Try the best backbone's network first, then this one's, unpruned, then those made from it."""
         own = self.unpruned()
-        self._judge(self.reference or own, ALL)
+        self.judge(self.reference or own, ALL)
         if self.reference is not None:
-            self._judge(own, ALL)
+            self.judge(own, ALL)
         self._try_candidates(self.pipeline.start(self.framework))
         return self._result()
 
     def is_within(self, state: State, best: State) -> bool:
         """Whether a network is estimated to be within the budget, relative to the best one."""
-        return self._value(state) >= self._budget.least_accuracy(self._value(best)) - EQUAL
+        return self.value(state) >= self._budget.least_accuracy(self.value(best)) - EQUAL
 
     def trained(self, state: State) -> Trained:
-        """Measure how good the network is, and how large as it would be deployed."""
         size = self.scale.size(state)
         sizes = {"params": size.parameters, "macs": size.macs, "latency": size.latency_ms or size.macs}
         accuracy, value = state.outcomes.value, value_of(self.metric, state.outcomes)
-        return Trained(accuracy, value, size.parameters, float(sizes[self._optimize]), self._images)
+        return Trained(accuracy, value, size.parameters, float(sizes[self.optimize]), self._images)
 
     def searched(self, found: SearchResult, name: str) -> Searched:
-        """Return the networks of this backbone as points, and the best one."""
         own = found.trials[0 if self.reference is None else 1 :]
         points, orders = [], {}
         for place, trial in enumerate(own):
             candidate = trial.candidate
-            measure = partial(self._file_milliseconds, trial.deployed)
+            # Of the ONNX file that would be delivered; of PyTorch where there is none.
+            backend: Backend = self.scale.program(trial.deployed) if self.has_file else "eager"
+            measure = partial(self.scale.measured, trial.deployed, backend)
             latency = self.pipeline.store.number(candidate.steps, "file", measure)
             sizes = candidate.parameters, candidate.macs, latency
             points.append(FrontPoint(name, candidate.label, candidate.accuracy, candidate.interval, *sizes))
-            order = candidate.order(self._optimize)
+            order = candidate.order(self.optimize)
             if not self._budget.is_about_accuracy:
                 failed = not candidate.passed
                 orders[place] = (float(failed), *(() if failed else (1 - candidate.accuracy,)), *order)
@@ -226,10 +206,6 @@ class BackboneSearch(Search):
         best = min(orders, key=orders.__getitem__, default=None)
         program = ONNX_RUNTIME if self.has_file else PYTORCH
         return Searched(tuple(points), best, () if best is None else orders[best], program, self._images)
-
-    def _file_milliseconds(self, model: nn.Module) -> float:
-        """Measure milliseconds per image of the ONNX file that would be delivered; of PyTorch where there is none."""
-        return self.scale.measured(model, self.scale.program(model) if self.has_file else "eager")
 
     @property
     def _budget(self) -> Budget:

@@ -6,8 +6,9 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import cast
@@ -31,12 +32,9 @@ from basisprune.sweeps.running import (
     Run,
     Running,
     absolute,
-    below,
     open_pool,
-    read_value,
     refuse_launcher,
     run_all,
-    write_value,
 )
 from basisprune.sweeps.table import BASELINE, HEADER, Cell, SweepRow, as_cells, as_csv, as_json, fronts_of, row_of
 from basisprune.sweeps.worker import is_done
@@ -45,18 +43,17 @@ from basisprune.types import JsonValue as Value
 
 CELLS, RESULTS, TABLE, PAGE = "cells", "sweep.json", "sweep.csv", "sweep.html"
 _RECORD = "cells.json"
-_OWN = ("framework", "seed")  # options that the file has lists for
+_OWN = {"framework", "seed"}  # options that the file has lists for
 _PATHS = ("device", "groups", "weights")
 _MOST_CELLS = 10_000
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep by their cells, and the resources of each."""
+    """The runs of a sweep by their cells, and where they are done."""
 
     cells: Mapping[Cell, Run]
-    resources: Resources
-    retries: int
+    running: Running
     output: Path
 
 
@@ -69,7 +66,6 @@ class SweepResult:
 
     @property
     def failed(self) -> tuple[SweepRow, ...]:
-        """The cells that failed after all attempts."""
         return tuple(row for row in self.rows if row.status == "failed")
 
 
@@ -85,8 +81,6 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _File:
-    """The file as it is written."""
-
     models: tuple[JsonValue, ...] = ()
     datasets: tuple[JsonValue, ...] = ()
     frameworks: tuple[FrameworkName, ...] = ()
@@ -140,7 +134,7 @@ def run_sweep(
     sweep = file if isinstance(file, Sweep) else read_sweep(file, output, trust_code=trust_code)
     refuse_launcher("run_sweep")
     callback, folder = callback or NullCallback(), sweep.output
-    running = Running(jobs, ray_address, sweep.resources, sweep.retries)
+    running = replace(sweep.running, jobs=jobs, ray_address=ray_address)
     (folder / CELLS).mkdir(parents=True, exist_ok=True)
     runs = list(sweep.cells.values())
     with locked(folder):
@@ -155,68 +149,87 @@ def run_sweep(
 def read_sweep(path: str | Path, output: str | Path | None = None, *, trust_code: bool = False) -> Sweep:
     """Read the sweep that a YAML file describes, with its results in `output`, or in the folder that the file names.
 
-    Raises ConfigError that lists all faults with their places in the file: also code that it names, unless
-    `trust_code` allows it, and more than 10,000 cells.
+    Raises ConfigError that lists all faults with their places, code that is not allowed by `trust_code` among them.
     """
     where = str(path)
-    given = changed(_File(), read_settings(path), where)
-    faults = [
+    given, faults = changed(_File(), read_settings(path), where), list[str]()
+    faults += [
         f"{name}: {list(values)} given; a list of different values is needed"
         for name, values in (("frameworks", given.frameworks), ("seeds", given.seeds))
         if len(set(values)) < len(values) or (not values and name == "seeds")
     ]
-    faults += below(0, retries=given.retries)
     if output is None and given.output is None:
         faults.append("output: not given; name the folder for the results here, or pass --output")
     models = _entries(given.models, "models", "model", faults)
     datasets = _entries(given.datasets, "datasets", "data", faults)
-    shared, resources = _options(given.options, "options", faults), _resources(given.resources, faults)
+    shared = _options(given.options, "options", faults)
+    running = Running()
+    with _faults_into(faults):
+        running = Running(retries=given.retries)
+    with _faults_into(faults, "resources."):
+        running = replace(running, resources=_resources(given.resources or {}))
     lists = models, datasets, given.frameworks or ("",), given.seeds
     if (count := math.prod(map(len, lists))) > _MOST_CELLS:
         faults.append(f"{count:,} cells described; at most {_MOST_CELLS:,} are allowed, so divide the file")
-    if not trust_code:
-        faults += _code_in([*models, *datasets, _Entry(options=shared)])
-    if faults or resources is None:
+    faults += [] if trust_code else _code_in([*models, *datasets, _Entry(options=shared)])
+    if faults:
         raise ConfigError.of(where, faults)
     folder = Path(output or given.output or "").expanduser().resolve()
     if os.path.lexists(folder / CELLS):
         refuse_links(folder)
-    cells: dict[Cell, Run] = {}
-    for model, data, framework, seed in product(*lists):
-        cell = Cell(str(model.name), str(data.name), framework, seed)
-        options = _merged(shared, model.options or {}, data.options or {})
-        options |= {"seed": seed} | ({"framework": framework} if framework not in ("", BASELINE) else {})
-        options |= {"trust_code": True} if trust_code else {}
-        kind: Kind = "train" if framework == BASELINE else "compress"
-        backbone = Backbone(str(model.model))
-        run = Run(cell.name, kind, folder / CELLS / cell.name, backbone, str(data.data), options)
-        faults += [f"{cell.name}: {fault}" for fault in _faults_of(run)]
-        cells[cell] = run
+    cells = dict(_cell(*each, shared, folder) for each in product(*lists))
+    for run in cells.values():
+        run.options.update({"trust_code": True} if trust_code else {})
+        with _faults_into(faults, f"{run.name}: "):
+            configure(cast("Options", run.options))
+            if run.backbone.name == AUTO and run.kind == "train":
+                raise ConfigError(f"the framework {BASELINE!r} needs one model, and {AUTO!r} given")
     # Folders of a-b on c and of a on b-c would be the same; some file systems do not tell A from a.
     twice = _repeated(cell.name.casefold() for cell in cells)
     faults += [f"{name}: {count} cells have this name; rename models or datasets" for name, count in twice.items()]
     if faults:
         raise ConfigError.of(where, faults)
-    return Sweep(cells, resources, given.retries, folder)
+    return Sweep(cells, running, folder)
+
+
+def _resources(given: Mapping[str, JsonValue]) -> Resources:
+    memory = given.get("memory")
+    needs = {**given, "memory": AMOUNT.parse(memory)} if isinstance(memory, str) else given
+    return changed(Resources(), needs, "resources")
+
+
+def _cell(
+    model: _Entry, data: _Entry, framework: str, seed: int, shared: Mapping[str, JsonValue], folder: Path
+) -> tuple[Cell, Run]:
+    cell = Cell(str(model.name), str(data.name), framework, seed)
+    options = _merged(shared, model.options or {}, data.options or {}) | {"seed": seed}
+    options |= {"framework": framework} if framework not in ("", BASELINE) else {}
+    kind: Kind = "train" if framework == BASELINE else "compress"
+    return cell, Run(cell.name, kind, folder / CELLS / cell.name, Backbone(str(model.model)), str(data.data), options)
+
+
+def _code_in(entries: Sequence[_Entry]) -> list[str]:
+    found = [name for each in entries for _, name in code_of(each.model, each.data, (each.options or {}).get("task"))]
+    return [
+        f"{name!r} would import and run code; if you trust the author of the file, pass trust_code=True (--trust-code)"
+        for name in dict.fromkeys(found)
+    ]
 
 
 def _entries(given: Sequence[JsonValue], where: str, key: str, faults: list[str]) -> list[_Entry]:
-    """Read models or datasets: names, or mappings with a name and options."""
     found: list[_Entry] = []
     for number, value in enumerate(given):
         here = f"{where}[{number}]"
-        try:
+        with _faults_into(faults, f"{here}."):
             entry = changed(_Entry(), {key: value} if isinstance(value, str) else value, here)
-        except ConfigError as error:
-            faults += [f"{here}.{fault}" for fault in error.faults]
-            continue
-        source = getattr(entry, key)
-        if source is None or (entry.model is not None and entry.data is not None):
-            faults.append(f"{here}: {value!r} given; a name, or a mapping with {key}, name and options is needed")
-            continue
-        options = _options(entry.options, f"{here}.options", faults)
-        place = source if is_timm(source) else absolute(source)
-        found.append(_Entry(entry.name or _short(source), **{key: place}, options=options))
+            source = getattr(entry, key)
+            if source is None or (entry.model is not None and entry.data is not None):
+                needed = f"a name, or a mapping with {key}, name and options is needed"
+                raise ConfigError(f"{key}: {value!r} given; {needed}")
+            options = _options(entry.options, f"{here}.options", faults)
+            place = source if is_timm(source) else absolute(source)
+            short = Path(source.rpartition(":")[2]).name or source  # birds of /photos/birds
+            found.append(_Entry(entry.name or short, **{key: place}, options=options))
     twice = _repeated(str(entry.name) for entry in found)
     faults += [f"{where}: {name!r} is there twice; give each a name of its own" for name in sorted(twice)]
     if not given:
@@ -229,52 +242,34 @@ def _repeated(names: Iterable[str]) -> dict[str, int]:
 
 
 def _options(given: Mapping[str, JsonValue] | None, where: str, faults: list[str]) -> dict[str, JsonValue]:
-    """Read options of `compress`, their units turned into numbers."""
-    hints = {name: each.type for name, each in OPTIONS.items() if name not in _OWN}
+    known = OPTIONS.keys() - _OWN
     found: dict[str, JsonValue] = {}
     for name, value in (given or {}).items():
         if name in _OWN:
             faults.append(f"{where}.{name}: is varied by the sweep; put it under {name}s")
         elif name == "trust_code":
             faults.append(f"{where}.{name}: a file cannot vouch for itself; pass trust_code=True (--trust-code)")
-        elif name not in hints:
-            hint = nearest(name, hints) or f" Known are {', '.join(hints)}"
-            faults.append(f"{where}.{name}: no such setting.{hint}")
+        elif name not in known:
+            faults.append(f"{where}.{name}: no such setting.{nearest(name, known)}")
         else:
-            try:
+            with _faults_into(faults, f"{where}.{name}: "):
                 if isinstance(value, str) and (unit := OPTIONS[name].unit) is not None:
                     value = unit.parse(value)
-            except ConfigError as error:
-                faults.append(f"{where}.{name}: {error}")
-                continue
-            found[name] = absolute(value) if isinstance(value, str) and name in _PATHS else value
-            if name not in OBJECTS:
-                faults += faults_of(found[name], hints[name], f"{where}.{name}")
+                found[name] = absolute(value) if isinstance(value, str) and name in _PATHS else value
+                if name not in OBJECTS:
+                    faults += faults_of(found[name], OPTIONS[name].type, f"{where}.{name}")
     return found
 
 
-def _resources(given: Mapping[str, JsonValue] | None, faults: list[str]) -> Resources | None:
-    values = dict(given or {})
+@contextmanager
+def _faults_into(faults: list[str], prefix: str = "") -> Iterator[None]:
     try:
-        if isinstance(values.get("memory"), str):
-            values["memory"] = AMOUNT.parse(values["memory"])
-        return changed(Resources(), values, "resources")
+        yield
     except ConfigError as error:
-        faults += [f"resources.{fault}" for fault in error.faults]
-        return None
-
-
-def _code_in(entries: Sequence[_Entry]) -> list[str]:
-    """List references to code as faults."""
-    found = [name for each in entries for _, name in code_of(each.model, each.data, (each.options or {}).get("task"))]
-    return [
-        f"{name!r} would import and run code; if you trust whoever wrote the file, pass trust_code=True (--trust-code)"
-        for name in dict.fromkeys(found)
-    ]
+        faults += [f"{prefix}{fault}" for fault in error.faults]
 
 
 def _merged(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Merge options, the later over the earlier; a budget replaces any other."""
     goals = {*BUDGETS, *RATIOS}
     found: dict[str, JsonValue] = {}
     for layer in layers:
@@ -284,45 +279,24 @@ def _merged(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     return found
 
 
-def _faults_of(run: Run) -> list[str]:
-    try:
-        configure(cast("Options", run.options))
-    except ConfigError as error:
-        return list(error.faults)
-    if run.backbone.name == AUTO and run.kind == "train":
-        return [f"the framework {BASELINE!r} needs one model, and {AUTO!r} given"]
-    return []
-
-
-def _short(source: str) -> str:
-    """Name a model or dataset by the last part of its name or path.
-
-    >>> _short("torchvision:CIFAR10"), _short("/photos/birds"), _short("resnet50.a1_in1k")
-    ('CIFAR10', 'birds', 'resnet50.a1_in1k')
-    """
-    return Path(source.rpartition(":")[2]).name or source
-
-
 def _claim(folder: Path, runs: Sequence[Run]) -> None:
     """Record the settings of all runs; raise CheckpointError if one of them was begun with others."""
     path = folder / _RECORD
     settings = {run.name: {"model": run.backbone.name, "data": run.data, **run.options} for run in runs}
     for each in settings.values():
         each.pop("trust_code", None)
-    known = read_value(path, _Record).cells if path.exists() else {}
+    known = _Record.read(path).cells if path.exists() else {}
     changes = [
         f"{name}: {setting}: {change}"
         for name in settings
-        if name in known
-        for setting, change in differences(known[name], settings[name]).items()
+        for setting, change in differences(known.get(name, settings[name]), settings[name]).items()
     ]
     if changes:
         raise CheckpointError.of(f"{folder}: belongs to a sweep with other settings; use another folder", changes)
-    write_value(path, _Record({**known, **settings}))
+    _Record({**known, **settings}).write(path)
 
 
 def _write(folder: Path, rows: Sequence[SweepRow], callback: Callback) -> None:
-    """Write the results; the page only if its packages are installed."""
     fronts = fronts_of(rows)
     on_front: dict[str, JsonValue] = {
         name: [f"{point.group}, {point.name}" for point in points if point.front] for name, points in fronts.items()

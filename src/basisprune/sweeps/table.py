@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from pydantic import JsonValue, TypeAdapter
@@ -40,12 +40,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class SweepRow:
-    """The result of one cell of a sweep.
+    """The result of one cell of a sweep; `before` is the unpruned network, as deployed.
 
-    `images` names the part of the data that accuracies are measured on: "test" or "validation". `before` is the
-    unpruned network. Sizes are those of the deployed form, for a baseline those of the trained one; milliseconds are
-    for one image, in the delivered file where there is one. `certified` is None where the budget is not about accuracy.
-    `attempts` is 0 for a cell that was done by an earlier start.
+    `images` are those that accuracies are measured on, "test" or "validation"; milliseconds are for one image, in the
+    delivered file where there is one. `attempts` is 0 for a cell that was done by an earlier start.
     """
 
     model: str
@@ -84,23 +82,24 @@ def row_of(cell: Cell, result: RunResult) -> SweepRow:
 def _compressed(path: Path) -> dict[str, Any]:
     summary = RunSummary.read(path)
     before, after = (summary.test.before, summary.test.after) if summary.test else (summary.reference, summary.chosen)
-    values: dict[str, Any] = {"interval": getattr(after, "interval", None)}
-    for name in ("accuracy", "parameters", "macs"):
-        values |= {f"{name}_before": getattr(before, name), name: getattr(after, name, None)}
     rows = () if summary.latency is None else summary.latency.rows
     times = {(row.backend, row.model): 1000 * row.seconds for row in rows if row.batch_size == 1}
     backend = next((backend for backend, _ in times), "")  # delivered files come first
     settings = (summary.config.get("search"), summary.config.get("recipe"))
     frameworks = (each.get("framework") for each in settings if isinstance(each, dict))
-    return values | {
+    values: dict[str, Any] = {
         "framework": str(next(filter(None, frameworks), "")),
         "images": "test" if summary.test else "validation",
+        "interval": getattr(after, "interval", None),
         "ms_before": times.get((backend, "before")),
         "ms": times.get((backend, "after")),
         "kept_to_budget": summary.kept_to_budget,
         "certified": None if summary.certificate is None else summary.certificate.certified,
         "backbone": "" if summary.portfolio is None else summary.portfolio.recommended,
     }
+    for name in ("accuracy", "parameters", "macs"):
+        values |= {f"{name}_before": getattr(before, name), name: getattr(after, name, None)}
+    return values
 
 
 def _trained(path: Path) -> dict[str, Any]:
@@ -150,8 +149,7 @@ def as_csv(rows: Sequence[SweepRow]) -> str:
 
 def as_json(rows: Sequence[SweepRow]) -> list[JsonValue]:
     """Return the rows as JSON values."""
-    values: list[JsonValue] = TypeAdapter(list[SweepRow]).dump_python(list(rows), mode="json")
-    return values
+    return cast("list[JsonValue]", TypeAdapter(list[SweepRow]).dump_python(list(rows), mode="json"))
 
 
 def as_cells(rows: Sequence[SweepRow]) -> list[tuple[str, ...]]:

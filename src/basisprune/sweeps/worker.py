@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -23,7 +24,7 @@ from basisprune.runs.settings import Options
 from basisprune.runs.train import check_training, train_job
 from basisprune.sweeps.backbones import AUTO
 from basisprune.sweeps.portfolio import check_portfolio, compress_portfolio
-from basisprune.sweeps.running import Failure, Run, read_value, write_value
+from basisprune.sweeps.running import Run, attempt
 from basisprune.sweeps.stages import do_stage, job_of
 from basisprune.torchkit.imports import only_code
 
@@ -58,10 +59,11 @@ def check_run(run: Run, callback: Callback) -> None:
     """Raise the error that the run would end with, as far as it can be known; write nothing."""
     if run.backbone.name == AUTO:
         check_portfolio(AUTO, run.data, output=run.folder, callback=callback, **cast("Options", run.options))
-    elif run.kind == "train":
-        check_training(job_of(run, callback), run.folder, callback)
+        return
+    job = job_of(run, callback)
+    if run.kind == "train":
+        check_training(job, run.folder, callback)
     else:
-        job = job_of(run, callback)
         preflight(job, OutputFolder(run.folder), job.to_dict(), callback)
 
 
@@ -75,35 +77,34 @@ def is_done(run: Run) -> bool:
 
 
 def perform_logged(run: Run, threads: int) -> None:
-    """Do the run with this many threads; its messages go to its log."""
+    """Do the run with this many threads; its messages, and why it failed, go to its log."""
     torch.set_num_threads(threads)
     run.log.parent.mkdir(parents=True, exist_ok=True)
     with open(run.log, "a", encoding="utf-8") as file:
         log = Log(file)
         log.log(f"process {os.getpid()} on {platform.node()}, {threads} threads")
         with only_code(None if run.options.get("trust_code") else run.code):
-            perform(run, log)
+            try:
+                perform(run, log)
+            except Exception:
+                traceback.print_exc(file=file)
+                raise
 
 
 def main(arguments: list[str]) -> int:
     """Do the run in a file; return 0 if it is done, 1 if it failed, with the reason in another file."""
 
     def end_with_parent() -> None:  # which closes the pipe
-        sys.stdin.buffer.read()
+        os.read(sys.stdin.fileno(), 1)
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     file, threads = Path(arguments[0]), int(arguments[1])
-    try:
-        perform_logged(read_value(file, Run), threads)
-    except Exception as error:
-        traceback.print_exc()  # into the log
-        write_value(file.with_suffix(".failed"), Failure.of(error))
-        return 1
-    return 0
+    failure = attempt(partial(perform_logged, threads=threads), Run.read(file))
+    if failure is not None:
+        failure.write(file.with_suffix(".failed"))
+    return int(failure is not None)
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    os._exit(code)  # without waiting for the thread that reads the pipe
+    sys.exit(main(sys.argv[1:]))

@@ -70,7 +70,8 @@ class Task:
             before and after pruning. By default the mean of the rows, which then have one number each.
         metric_name: The name of the metric in messages and reports.
         is_share: Whether the metric lies between 0 and 1 and is shown as a percentage.
-        read: `read(batch)`, the inputs, a float tensor (N, ...), and the targets; by default the parts of a pair.
+        read: `read(batch)`, the inputs, a float tensor (N, ...) or a tuple or dict of several tensors, and the targets;
+            by default the parts of a pair.
         output: `output(raw)`, the part of the network's output that counts, such as `raw["out"]`.
         model_loss: `model_loss(model, inputs, targets)`, in place of `loss`, for networks that compute it themselves.
         distance: `distance(output, taught)`, how far an output is from a teacher's, for training with `distill`.
@@ -158,7 +159,7 @@ class Task:
         return self
 
     def head_size(self, classes: int) -> int | None:  # noqa: ARG002
-        """Return how many outputs a network needs for data of so many classes; None where that is unknown."""
+        """Return how many outputs a network needs for data of this many classes; None where that is unknown."""
         return None
 
     def class_numbers(self, targets: object, count: int, where: str) -> npt.NDArray[np.int64] | None:  # noqa: ARG002
@@ -188,7 +189,7 @@ class Task:
         if not isinstance(found, tuple | list) or len(found) != 2:
             self._refuse(f"read returned {_kind(found)}; (inputs, targets) is needed", DataError)
         try:
-            return ReadBatch(images_of(found[0]), plain_tensors(found[1]))
+            return ReadBatch(images_of(found), plain_tensors(found[1]))
         except DataError:
             self._refuse(f"{_kind(found[0])} read as inputs; a float tensor (N, ...) is needed", DataError)
 

@@ -44,7 +44,7 @@ class Outcomes:
 
     @cached_property
     def value(self) -> float:
-        """The metric; with units, of one example of each, in the mean over which one that is."""
+        """The metric; with units, of one example of each, averaged over the choice."""
         return float(np.mean([self.task.value(rows) for rows in self._drawn]))
 
     @cached_property

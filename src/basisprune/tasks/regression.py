@@ -33,7 +33,7 @@ def regression(
     """The task of one number, or several, for each example.
 
     The network outputs (N, numbers) or (N,), the targets have the same shape; the loss is the mean squared error,
-    unless another one is given. "r2" is the share of the targets' variance that is explained, in the mean over the
+    unless another one is given. "r2" is the share of the targets' variance that is explained, averaged over the
     numbers; "mae" and "mse" are the mean absolute and squared error, negated, because more has to be better.
 
     `limits` are the least and the largest number that a target can be, without which nothing is certified. A prediction
@@ -63,7 +63,7 @@ def regression(
 
 
 def r2(rows: Rows) -> float:
-    """The coefficient of determination from predictions and targets side by side (n, 2 * numbers), in the mean.
+    """The coefficient of determination from predictions and targets side by side (n, 2 * numbers), averaged.
 
     Targets that do not vary are explained if they are met exactly.
 

@@ -7,13 +7,15 @@ earlier run. Typed data such as hf:beans allow no task of that name.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from threading import Lock
@@ -24,6 +26,7 @@ from basisprune.errors import BasisPruneError, ConfigError
 
 _NAME = r"[^\W\d]\w*"
 _REFERENCE = re.compile(rf"{_NAME}(\.{_NAME})*:{_NAME}")
+_FACTORY = re.compile(rf"({_NAME}(?:\.{_NAME})*:{_NAME})(\(.*\))?", re.DOTALL)
 Role = Literal["factory", "loaders", "task", "tracker"]
 Code = tuple[Role, str]
 """A reference to code, and what it is to give; a tracker is a program of somebody's, with settings of its own."""
@@ -34,6 +37,44 @@ _typed: frozenset[Code] | None = None  # the references that may be imported; No
 def is_reference(text: object) -> bool:
     """Whether the text has the form of a reference; sources such as torchvision:NAME have it too."""
     return isinstance(text, str) and _REFERENCE.fullmatch(text) is not None
+
+
+def is_factory(text: object) -> bool:
+    """Whether the text has the form of a reference to what builds a network, which may have arguments.
+
+    >>> is_factory("my_module:UNet(width=8)"), is_reference("my_module:UNet(width=8)")
+    (True, False)
+    """
+    return isinstance(text, str) and _FACTORY.fullmatch(text) is not None
+
+
+def call_of(kind: type, arguments: Mapping[str, object]) -> str | None:
+    """Return the reference that builds an object of the class anew; None where no other program can.
+
+    >>> from fractions import Fraction
+    >>> call_of(Fraction, {"numerator": 1})
+    'fractions:Fraction(numerator=1)'
+    """
+    home, name = kind.__module__, kind.__name__
+    first = home.partition(".")[0]
+    place = next((each for each in (first, home) if getattr(sys.modules.get(each), name, None) is kind), "__main__")
+    text = f"{place}:{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+    try:
+        return text if place != "__main__" and _arguments_in(text) == dict(arguments) else None
+    except ValueError:
+        return None
+
+
+def _arguments_in(text: str) -> dict[str, object]:
+    """The arguments of a reference, which are literals; raises ValueError for others."""
+    found = _FACTORY.fullmatch(text)
+    try:
+        call = ast.parse(f"_{(found and found[2]) or '()'}", mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError("what is in the parentheses is no list of arguments") from error
+    if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
+        raise ValueError("write its arguments by name, as in Name(width=8)")
+    return {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
 
 
 @contextmanager
@@ -54,7 +95,7 @@ def fault_of_code(code: Code) -> str:
     if _typed is None or code in _typed:
         return ""
     return (
-        f"{reference!r} was read from a file, and would import and run code; if you trust whoever wrote the file, pass "
+        f"{reference!r} was read from a file, and would import and run code; if you trust the author of the file, pass "
         "--trust-code, or give it on the command line"
     )
 
@@ -67,16 +108,17 @@ def refuse_code(references: Iterable[Code]) -> None:
 
 
 def named_object(reference: str, role: Role, error: type[BasisPruneError]) -> object:
-    """What 'package.module:name' refers to; the only place where a text decides on what is imported.
-
-    A module that is not installed is looked for in the current folder. Raises the error, which says what is wanted.
-    """
+    """Import what 'package.module:name' refers to, the only place where a text decides on what is imported."""
     what = _WANTED[role]
-    if not is_reference(reference):
+    if not (is_factory if role == "factory" else is_reference)(reference):
         raise error(f"{reference!r} is not {what}; write 'package.module:name'")
     if refused := fault_of_code((role, reference)):
         raise error(refused)
-    module_name, _, attribute = reference.partition(":")
+    try:
+        name, arguments = reference.partition("(")[0], _arguments_in(reference)
+    except ValueError as fault:
+        raise error(f"{reference!r}: {fault}") from fault
+    module_name, _, attribute = name.partition(":")
     try:
         found = getattr(_imported(module_name), attribute, None)
     except ImportError as fault:
@@ -87,7 +129,7 @@ def named_object(reference: str, role: Role, error: type[BasisPruneError]) -> ob
         raise error(f"{reference!r}: cannot import {module_name}: {said_by(fault)}") from fault
     if found is None:
         raise error(f"{reference!r}: {module_name} has no {attribute!r}; write 'package.module:name' of {what}")
-    return found
+    return partial(found, **arguments) if arguments and callable(found) else found
 
 
 def _imported(name: str) -> ModuleType:
@@ -107,14 +149,15 @@ def called(reference: str, function: object, error: type[BasisPruneError]) -> ob
     """What the function that a text names returns; whatever goes wrong in it is that error."""
     if not callable(function):
         return function
+    how = "" if isinstance(function, partial) else " without arguments"
     try:
         return function()
     except (Exception, SystemExit) as fault:
-        raise error(f"{reference!r}: calling it without arguments failed: {said_by(fault)}") from fault
+        raise error(f"{reference!r}: calling it{how} failed: {said_by(fault)}") from fault
 
 
 def said_by(error: BaseException) -> str:
-    """What somebody else's code said when it failed."""
+    """The message of foreign code that failed."""
     return "it ends the program" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
 
 

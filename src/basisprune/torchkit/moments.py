@@ -18,6 +18,8 @@ from basisprune.torchkit.running import Loss, cut_graphs, hooked, images_of, los
 from basisprune.torchkit.surgery import has_channels_last
 
 _WIDEST = 4096
+_ROWS, _ROWS_OF_CHANNEL = 4096, 4
+"""Of a batch, so many rows are looked at, or so many for each channel: neighbouring positions say much the same."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,16 @@ class LossStatistics(OutputStatistics):
     metric: Tensor
 
 
+@dataclass(frozen=True)
+class InputStatistics(LossStatistics):
+    """The same of what a pointwise layer reads: the moments of its inputs, with W^T G W for a metric.
+
+    `strength` is the mean diagonal of G at its output.
+    """
+
+    strength: float
+
+
 @torch.no_grad()
 def output_statistics(
     model: nn.Module, names: Sequence[str], batches: Iterable[object], *, optional: Collection[str] = ()
@@ -66,17 +78,19 @@ def loss_statistics(
     loss: Loss = F.cross_entropy,
     gradients_at: Sequence[str] | None = None,
     optional: Collection[str] = (),
+    inside: Mapping[str, Tensor] | None = None,
 ) -> dict[str, LossStatistics]:
     """Return mean, covariance and loss metric of the output of each layer named, from one forward and backward pass.
 
     `batches` are (images, labels), `loss` gives the mean over a batch. The metric is that of the layer itself, or
-    of the layer at the same place of `gradients_at`. Works in eval mode, whatever is frozen and under the caller's
-    `no_grad`. Otherwise as `output_statistics`; also raises TrainingError for a loss and LayerError for a gradient that
-    is not finite, and for a layer that no gradient can reach.
+    of the layer at the same place of `gradients_at`. `inside` has the weights (groups, outputs, inputs) of pointwise
+    layers, of which InputStatistics say the same in fewer numbers. Works in eval mode, whatever is frozen and under the
+    caller's `no_grad`. Otherwise as `output_statistics`; also raises TrainingError for a loss and LayerError for a
+    gradient that is not finite, and for a layer that no gradient can reach.
     """
-    places = names if gradients_at is None else gradients_at
-    outputs = {name: _Moments(model.get_submodule(name)) for name in names}
-    gradients = {place: _GradientMoments(model.get_submodule(place)) for place in places}
+    places, inside = names if gradients_at is None else gradients_at, inside or {}
+    outputs = {name: _Moments(model.get_submodule(name), inside=name in inside) for name in names}
+    gradients = {place: _GradientMoments(model.get_submodule(place), weight=inside.get(place)) for place in places}
     with hooked([*(each.watch() for each in outputs.values()), *(each.watch() for each in gradients.values())]):
         images = _run(model, batches, loss)
     found = {}
@@ -84,6 +98,8 @@ def loss_statistics(
         if outputs[name].ran or name not in optional:
             moments, metric = outputs[name].result(name, images), gradients[place].result(place, images)
             found[name] = LossStatistics(moments.mean, moments.covariance, metric, positions=moments.positions)
+            if place in inside:
+                found[name] = InputStatistics(**vars(found[name]), strength=gradients[place].strength(images))
     return found
 
 
@@ -109,10 +125,7 @@ def copies_of(batches: object) -> int:
 
 @contextmanager
 def reading(model: nn.Module, names: Sequence[str]) -> Iterator[Inputs]:
-    """What the layers named read while the model runs, whatever it runs for; ask for its statistics afterwards.
-
-    Whoever runs it notes the number of `images`: a loss may call parts of the model, and never the model itself.
-    """
+    """Yield what the layers named read while the model runs; whoever runs it notes the number of `images`."""
     inputs = Inputs({name: model.get_submodule(name) for name in names})
     handles = [layer.register_forward_pre_hook(partial(inputs.read, name)) for name, layer in inputs.layers.items()]
     with hooked(handles):
@@ -135,10 +148,7 @@ class Inputs:
         return (own, *args[1:])
 
     def statistics(self, *, metric: bool, copies: int = 1) -> dict[str, OutputStatistics]:
-        """The statistics of each layer that ran, with the metric if there was a backward pass.
-
-        `copies` is how many processes saw the same images, which count once.
-        """
+        """Return the statistics of each layer that ran; `copies` processes saw the same images, which count once."""
         found: dict[str, OutputStatistics] = {}
         for name, moments in self._moments.items():
             if moments.ran:
@@ -202,14 +212,34 @@ def _with_gradients() -> Iterator[None]:
         yield
 
 
+def _read_at_outputs(layer: nn.Module, given: Tensor) -> Tensor:
+    """What a pointwise layer reads, but for the positions that its stride skips."""
+    steps: tuple[int, ...] = getattr(layer, "stride", ())
+    for axis, step in enumerate(steps, -len(steps)):
+        if step > 1:
+            given = given.index_select(axis, torch.arange(0, given.shape[axis], step, device=given.device))
+    return given
+
+
 def _rows(layer: nn.Module, features: Tensor) -> Tensor:
     """What a layer outputs, or its gradient, as rows (positions, channels), in single precision at least."""
     rows = features.flatten(0, -2) if has_channels_last(layer) else features.transpose(0, 1).flatten(1).mT
     return rows.to(torch.promote_types(rows.dtype, torch.float32))  # half precision cannot hold a variance
 
 
+def _sampled(rows: Tensor, batch: int) -> Tensor:
+    """Enough of the rows, spread evenly over images and positions; others in each batch."""
+    step = len(rows) // max(_ROWS, _ROWS_OF_CHANNEL * rows.shape[1])
+    if step < 2:
+        return rows
+    step |= 1  # an odd step meets every column of a map
+    return rows[batch * 7 % step :: step]
+
+
 def _products(rows: Tensor, groups: int) -> Tensor:
     """The sum over rows of x x^T for the part x of each group: (groups, c / groups, c / groups)."""
+    if rows.shape[1] == groups:
+        return rows.square().sum(0)[:, None, None]
     grouped = rows.unflatten(1, (groups, -1)).transpose(0, 1)
     with torch.autocast(rows.device.type, enabled=False):
         products: Tensor = grouped.mT @ grouped
@@ -217,16 +247,15 @@ def _products(rows: Tensor, groups: int) -> Tensor:
 
 
 class _Moments:
-    """Running first and second moments of a layer's output, shifted by its first batch's mean.
+    """Running moments of a layer's output, in float64, shifted by its first batch's mean so that nothing cancels.
 
-    The shift keeps the subtraction of the squared mean from cancelling; sums are kept in float64. Of more than
-    `widest` channels no two are compared.
+    Of more than `widest` channels no two are compared. `inside`, they are those of what a pointwise layer reads.
     """
 
-    def __init__(self, layer: nn.Module, *, widest: int | None = None) -> None:
-        self.layer, self.widest = layer, widest
+    def __init__(self, layer: nn.Module, *, widest: int | None = None, inside: bool = False) -> None:
+        self.layer, self.widest, self.inside = layer, widest, inside
         self.groups: int = getattr(layer, "groups", 1)
-        self.count = self.read = 0
+        self.batches = self.count = self.written = self.read = 0
         self.shift: Tensor | None = None
 
     @property
@@ -237,9 +266,11 @@ class _Moments:
         return self.layer.register_forward_hook(self.hook)
 
     def hook(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        rows = _rows(layer, output.detach())
         given = args[0] if args else output
+        rows = _rows(layer, (_read_at_outputs(layer, given) if self.inside else output).detach())
         self.read += given.numel() // max(given.shape[-1 if has_channels_last(layer) else 1], 1)
+        self.written += len(rows)
+        rows, self.batches = _sampled(rows, self.batches), self.batches + 1
         if self.shift is None:
             self.shift = rows.mean(0)
             self.first = torch.zeros_like(self.shift, dtype=torch.float64)
@@ -267,21 +298,21 @@ class _Moments:
             shift = (mine - mean).view(self.groups, -1, 1)
             covariance = processes.sum(part * (covariance + shift @ shift.mT))
         seen = max(processes.total(images), 1)
-        reads, writes = (processes.total(count) / seen for count in (self.read, self.count))
+        reads, writes = (processes.total(count) / seen for count in (self.read, self.written))
         return OutputStatistics(mean, covariance, positions=(reads, writes))
 
 
 class _GradientMoments:
-    """The running sum of g g^T, with g the gradient at a layer's output; zero where the loss does not read it.
+    """The running sum of g g^T, with g the gradient at a layer's output; if `alone`, each channel is its own group.
 
-    With `alone`, each channel is a group of its own.
+    With the `weight` (groups, outputs, inputs) of a pointwise layer, g is what comes back through it.
     """
 
-    def __init__(self, layer: nn.Module, *, alone: bool = False) -> None:
-        self.layer, self.alone = layer, alone
+    def __init__(self, layer: nn.Module, *, alone: bool = False, weight: Tensor | None = None) -> None:
+        self.layer, self.alone, self.weight = layer, alone, weight
         self.groups: int = getattr(layer, "groups", 1)
         self.sum: Tensor | None = None
-        self.reached = False
+        self.squares, self.batches, self.reached = 0.0, 0, False
 
     def watch(self) -> RemovableHandle:
         return self.layer.register_forward_hook(self.hook)
@@ -289,6 +320,8 @@ class _GradientMoments:
     def hook(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ARG002
         if self.sum is None:
             channels = output.shape[-1 if has_channels_last(layer) else 1]
+            if self.weight is not None:
+                channels = self.groups * self.weight.shape[2]
             self.groups = channels if self.alone else self.groups
             width = channels // self.groups
             self.sum = torch.zeros(self.groups, width, width, dtype=torch.float64, device=output.device)
@@ -298,7 +331,18 @@ class _GradientMoments:
 
     def _add(self, gradient: Tensor) -> None:
         assert self.sum is not None
-        self.sum += _products(_rows(self.layer, gradient.detach()), self.groups)
+        rows = _rows(self.layer, gradient.detach())
+        few, self.batches = _sampled(rows, self.batches), self.batches + 1
+        times = len(rows) / max(len(few), 1)
+        if self.weight is not None:
+            self.squares += times * few.square().sum().item() / few.shape[1]
+            few = torch.einsum("ngo,goi->ngi", few.unflatten(1, (self.groups, -1)), self.weight.to(few)).flatten(1)
+        self.sum += times * _products(few, self.groups)
+
+    def strength(self, images: int) -> float:
+        """The mean over channels of the squared gradient at the layer's output, summed over positions."""
+        processes = Processes.here()
+        return float(processes.sum(torch.tensor(self.squares, dtype=torch.float64))) / processes.total(images)
 
     def result(self, name: str, images: int) -> Tensor:
         if self.sum is None:

@@ -1,6 +1,6 @@
 """The processes that share a run, as `accelerate launch` and `torchrun` start them; a process by itself is all of them.
 
-Each sees its part of the images. What they find is summed, the main one decides and writes, and the others are told.
+Each sees its part of the images. What they find is summed, the main one decides, writes and informs the others.
 Below are those that load images for one of them.
 """
 
@@ -145,7 +145,7 @@ def answering() -> Iterator[None]:
             raise
         raise ProcessError(
             f"another process of this run has ended or does not answer ({str(error)[:200]}); see what it said, and "
-            "start the run again: it goes on from its output folder"
+            "start the run again: it resumes from its output folder"
         ) from error
 
 
@@ -202,10 +202,7 @@ class WorkerContext(SpawnContext):
 
 
 def worker_context() -> BaseContext:
-    """Return how to start processes that load images.
-
-    They are copies of this one, which import nothing; elsewhere than on Linux, where copies may crash, new ones.
-    """
+    """Return how to start processes that load images: copies on Linux; elsewhere, where these may crash, new ones."""
     if sys.platform == "linux":
         return get_context("fork")
     if os.name == "posix":

@@ -91,10 +91,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def replace_module(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
-    """The model with the module called `name` replaced under every name it has; in place.
-
-    The new module takes over the train or eval mode. An empty name is the root: then `new` is returned.
-    """
+    """Replace the module called `name` in place under every name it has; for the root, return the new one."""
     try:
         old = model.get_submodule(name)
     except AttributeError as error:
@@ -110,10 +107,7 @@ def replace_module(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
 
 
 def match_layers(model: nn.Module, patterns: LayerPatterns) -> frozenset[str]:
-    """The names of all modules that the patterns mean; a pattern that means nothing is an error.
-
-    A name or pattern also takes everything inside the modules it matches, under all its names.
-    """
+    """Return the names of all modules that the patterns mean, and of all inside them; raise ModelError for none."""
     modules = dict(model.named_modules(remove_duplicate=False))
     if isinstance(patterns, str | nn.Module):
         patterns = [patterns]
@@ -157,11 +151,9 @@ def make_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def plain_conv(name: str, conv: Conv) -> Conv:
-    """`conv` itself if its forward is a plain convolution with `conv.weight`; else a plain one that equals it.
+    """Return the conv itself if it convolves plainly with its weight, else a plain one that equals it on random input.
 
-    Subclasses that only pad differently are taken as they are. Where the weight is computed in forward
-    (weight standardisation, parametrisations), the effective weight is baked in. Each case is tried on
-    random input; raises LayerError for a conv that no plain one reproduces, or that has hooks.
+    A weight that is computed in forward is baked in. Raises LayerError for a conv without an equal, or with hooks.
     """
     if isinstance(conv, nn.modules.lazy.LazyModuleMixin):
         raise LayerError(name, "is a lazy conv without weights yet; run the model once before")
@@ -229,8 +221,6 @@ _CONVOLUTIONS = frozenset(getattr(torch, f"conv{kind}{dims}d") for kind in ("", 
 
 
 class _CatchConv(TorchFunctionMode):
-    """Notes the weight of every convolution that runs."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weights: list[Tensor] = []
@@ -249,7 +239,6 @@ class _CatchConv(TorchFunctionMode):
 
 
 def _probe(conv: Conv, extra: int = 0) -> Tensor:
-    """A random input for the conv, large enough for its kernel."""
     steps = zip(conv.kernel_size, conv.stride, conv.dilation, strict=True)
     sizes = [d * (k - 1) + 2 * s + 3 + extra for k, s, d in steps]
     generator = torch.Generator().manual_seed(0)
@@ -329,9 +318,8 @@ def tensor_at(model: nn.Module, path: Sequence[str]) -> Tensor:
 def refuse_hidden_names(model: nn.Module) -> None:
     """Raise LayerError if an attribute of a module is not what the module holds under that name.
 
-    torch and the code that it generates find modules and tensors as attributes. Where a name stands in the instance or
-    its class as well, or twice among what is held, they would find something else; so they would where Python reads a
-    name in source as another one (PEP 3131).
+    torch and the code that it generates find modules and tensors as attributes, and would find something else where a
+    name is held twice, stands in the instance or its class, or is read as another one in source (PEP 3131).
     """
     for path, module in model.named_modules():
         held = [*module._modules, *module._parameters, *module._buffers]

@@ -61,16 +61,15 @@ def features_of(model: nn.Module) -> Callable[[Tensor], object]:
 
 
 def watch_run(model: nn.Module, example: Tensor, *, train: bool = False, whole: bool = False) -> WatchedRun:
-    """What happens when the model computes the features of `example`, with gradients enabled; if `whole`, its output.
+    """Run the model's features, or if `whole` all of it, on `example` with gradients; return what happened.
 
-    Neither the model, with its statistics and caches, nor the global random state changes. Raises
-    ModelError if the model does not run.
+    Neither the model nor the global random state changes. Raises ModelError if the model does not run.
     """
     run = WatchedRun()
     # The twin shares the parameters, so that its graph speaks of those of the model.
     twin = copy.deepcopy(model, {id(p): p for p in model.parameters()}).train(train)
     _record(model, twin, run)
-    # Autograd builds its graph without keeping any activation: nobody will ask for gradients.
+    # Autograd builds its graph without keeping any activation: no gradients are needed.
     graph_only = saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0))
     with graph_only, torch.enable_grad(), torch.random.fork_rng(devices=[]):
         try:
@@ -86,10 +85,7 @@ def watch_run(model: nn.Module, example: Tensor, *, train: bool = False, whole: 
 
 
 def roomy_run(model: nn.Module, example: Tensor) -> WatchedRun:
-    """A run on an image of at least 128x128 if the network takes it, otherwise on `example`.
-
-    On small images the last maps of a network shrink to 1x1 and look like pooled features.
-    """
+    """Run on 128x128 or more if the network takes it: on small images the last maps look like pooled features."""
     height, width = (max(side, _ROOMY) for side in example.shape[-2:])
     if (height, width) != tuple(example.shape[-2:]):
         try:
@@ -114,7 +110,7 @@ def is_map(shape: Shape) -> bool:
 def upstream(nodes: Iterable[Node], without: Collection[Node] = ()) -> dict[Node, tuple[Node, ...]]:
     """Every node that feeds `nodes`, they included, with its own inputs; paths end before `without`.
 
-    Python's node objects live only as long as somebody holds them: compare nodes while you keep the result.
+    Python's node objects live only as long as they are held: compare nodes while you keep the result.
     """
     edges: dict[Node, tuple[Node, ...]] = {}
     pending = [node for node in nodes if node not in without]
@@ -171,10 +167,7 @@ class LayerCall:
 
 @dataclass
 class Dataflow:
-    """The calls of each layer in a run of a model, which layer each norm read (None for anything else), the output.
-
-    `norm_sizes` are the (height, width) of the maps that each norm read.
-    """
+    """The calls of each layer, which layer each norm read (None: another module) at which sizes, the output."""
 
     calls: dict[str, list[LayerCall]] = field(default_factory=dict)
     sources: dict[str, list[str | None]] = field(default_factory=dict)

@@ -68,6 +68,10 @@ _DEVIATIONS, _DROP = 2.5, 0.1
 """Mirrored images are others where so many standard errors, and this share of what beats chance, are lost."""
 
 
+CHOSEN = ("lr", "min_lr", "norm_statistics", "norm_momentum", "mixed_precision", "augmentation")
+"""The settings that are chosen."""
+
+
 @dataclass(frozen=True)
 class Short:
     """A short run: its settings, and what it reached on the images held out."""

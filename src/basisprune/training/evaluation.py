@@ -99,7 +99,7 @@ def _accelerated(
         yield ReadBatch(prepare(images, spec, prepared=prepared), labels)
 
 
-@torch.inference_mode()
+@torch.no_grad()  # and not inference_mode: a network may keep a tensor of this run, and be trained with it
 def judge(model: nn.Module, data: object, task: Task, *, batch_size: int = 128, shared: bool = True) -> Outcomes:
     """Return the outcomes of the model on all examples of the data, in order, in eval mode; the model is not changed.
 

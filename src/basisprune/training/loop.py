@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from basisprune.errors import CheckpointError, ConfigError
 from basisprune.files import sound_or_aside, write_checked
-from basisprune.torchkit.kinds import copied, refuse_untrainable
 from basisprune.torchkit.processes import Processes, answering
+from basisprune.torchkit.running import copied, refuse_untrainable
 from basisprune.torchkit.surgery import named_tensors
 from basisprune.training.checkpoint import EpochRecord, Past, refuse_other_run, save_checkpoint
 from basisprune.training.choosing import choose, divide

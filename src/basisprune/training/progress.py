@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
 
-from basisprune.callback import Callback, NullCallback, TrainingStep, Tried
+from basisprune.callback import Callback, NullCallback, Row, TrainingStep, Tried
 from basisprune.errors import printable
 
 _Clock = Callable[[], float]
@@ -75,16 +78,38 @@ class SearchProgress:
         self.progress = _bars(visible=self.visible)
         self.task = self.progress.add_task("search", total=candidates, info="", left="")
         self.images, self.bar = _Bar(self.progress), _Bar(self.progress)
+        self.rows: dict[str, Row] = {}
+        self.live = Live(get_renderable=self.picture, console=self.progress.console, auto_refresh=self.visible)
         self.took: list[float] = []
         self.mark = clock()
         self.training: TrainingStep | None = None
 
     def __enter__(self) -> Self:
-        self.progress.start()
+        if self.visible:
+            self.live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        if self.visible:
+            self.live.stop()
+
+    def picture(self) -> Group:
+        """Draw the networks so far, and the bars below them."""
+        table = Table("network", "parameters", "ms", "validation", "state", box=None, pad_edge=False)
+        for row in self.rows.values():
+            milliseconds = "" if row.milliseconds is None else f"{row.milliseconds:.2f}"
+            cells = (
+                row.name,
+                "" if row.parameters is None else f"{row.parameters:,}",
+                milliseconds,
+                row.value,
+                row.state,
+            )
+            table.add_row(*(Text(printable(cell)) for cell in cells))
+        return Group(*([table] if self.rows else []), self.progress)
+
+    def shown(self, row: Row) -> None:
+        self.rows[row.name] = row
 
     def log(self, line: str) -> None:
         if self.visible:

@@ -11,7 +11,7 @@ from basisprune.basis.layers import BasisPair, BasisScalingConv
 from basisprune.errors import ModelError
 from basisprune.torchkit.surgery import find_layers, is_norm, model_heads
 from basisprune.training.config import TrainConfig, Trained
-from basisprune.transfer.kept import KeptModel
+from basisprune.transfer.model import KeptModel
 
 _SMALLEST = 1e-3  # so that a bias that starts at zero learns
 _LINEAR: tuple[type[nn.Module], ...] = (nn.Linear, BasisPair)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -17,13 +18,15 @@ from torch.nn.modules.module import (
 
 from basisprune.errors import ModelError, nearest
 from basisprune.files import open_file
-from basisprune.torchkit.imports import called, named_object
-from basisprune.torchkit.kinds import copied, plain_weights, refuse_odd
+from basisprune.torchkit.imports import call_of, called, is_factory, named_object
+from basisprune.torchkit.running import copied, plain_weights, refuse_odd
 from basisprune.transfer.checkpoints import PICKLED, refuse_bombs
 from basisprune.transfer.hints import NO_HINTS, Hints
 
 _TIMM, _TORCHVISION = "timm", "torchvision"
 _PLACES = ("hf-hub", "local-dir")  # of networks that timm builds as a config.json there says
+_REVIEWED = ("torch", "torchvision", "timm", "basisprune")  # whose networks come out of files too
+_WEIGHTS = re.compile(r"(^|_)(weights|pretrained)(_|$)")
 _LISTED = 5
 _MOST_MODULES, _MOST_NUMBERS = 20_000, 3 * 10**9
 """Bounds for networks that a config.json describes; the largest of timm have 4,000 layers and 2 billion weights."""
@@ -31,7 +34,7 @@ _WEIGHTS_FILE = "pass pretrained=False and weights='file' (on the command line -
 
 
 def is_known_name(backbone: object) -> bool:
-    """Whether it names a network that timm or torchvision builds, so that there may be pretrained weights for it.
+    """Whether timm or torchvision builds a network of that name, so that there may be pretrained weights for it.
 
     >>> [is_known_name(name) for name in ("resnet18", "torchvision:resnet18", "hf-hub:me/mine", "my_module:network")]
     [True, True, True, False]
@@ -65,6 +68,21 @@ def architecture_name(backbone: str | nn.Module, model: nn.Module) -> str | None
     return found if isinstance(found, str) and ":" not in found and timm.is_model(found) else backbone
 
 
+def refuse_unknown_name(backbone: str) -> None:
+    """Raise ModelError for a name that timm or torchvision does not have."""
+    source, colon, name = backbone.partition(":")
+    if source == _TORCHVISION:
+        known = torchvision.models.list_models()
+        if name not in known:
+            hint = nearest(name, known, most=_LISTED) or " See torchvision.models.list_models()."
+            raise ModelError(f"torchvision has no model {name!r}.{hint}")
+    elif not colon or source == _TIMM:
+        name = name if colon else source
+        if not timm.is_model(name):
+            hint = nearest(name.partition(".")[0], timm.list_models(), most=_LISTED) or " See timm.list_models()."
+            raise ModelError(f"timm has no model {name!r}.{hint} Modules and 'package.module:factory' work too")
+
+
 def build_backbone(
     backbone: str | nn.Module, *, pretrained: bool = False, size: tuple[int, int] | None = None
 ) -> nn.Module:
@@ -74,14 +92,16 @@ def build_backbone(
             f"{type(backbone).__name__} given; a timm name, 'package.module:factory' or a module is needed"
         )
     if pretrained and not is_known_name(backbone):
+        given = repr(backbone) if isinstance(backbone, str) else f"a {type(backbone).__name__}"
         raise ModelError(
-            f"pretrained=True is for timm names and torchvision:NAME, and {_describe(backbone)} is none; "
+            f"pretrained=True is for timm names and torchvision:NAME, and {given} is none; "
             "build it with its weights, or pass weights="
         )
     if isinstance(backbone, nn.Module):
         refuse_odd(backbone)
         model = _copy(backbone)
     elif is_known_name(backbone):
+        refuse_unknown_name(backbone)
         source, _, name = backbone.partition(":")
         if source == _TORCHVISION:
             model = _from_torchvision(name, pretrained)
@@ -93,10 +113,6 @@ def build_backbone(
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     return model.eval()
-
-
-def _describe(backbone: str | nn.Module) -> str:
-    return repr(backbone) if isinstance(backbone, str) else f"a {type(backbone).__name__}"
 
 
 def _copy(module: nn.Module) -> nn.Module:
@@ -111,9 +127,6 @@ def _copy(module: nn.Module) -> nn.Module:
 
 def _from_timm(name: str, pretrained: bool, size: tuple[int, int] | None) -> nn.Module:
     # With its old classifier, so that weight files of the whole network fit; `extract_body` drops it.
-    if ":" not in name and not timm.is_model(name):
-        hint = nearest(name.partition(".")[0], timm.list_models(), most=_LISTED) or " See timm.list_models()."
-        raise ModelError(f"timm has no model {name!r}.{hint} Modules and 'package.module:factory' work too")
     # A few models take only an int, and all take one for squares.
     sized = {} if size is None else {"img_size": size[0] if size[0] == size[1] else size}
     try:
@@ -180,10 +193,6 @@ def _refusing_giants(name: str) -> Iterator[None]:
 
 
 def _from_torchvision(name: str, pretrained: bool) -> nn.Module:
-    known = torchvision.models.list_models()
-    if name not in known:
-        hint = nearest(name, known, most=_LISTED) or " See torchvision.models.list_models()."
-        raise ModelError(f"torchvision has no model {name!r}.{hint}")
     # Two networks would otherwise take their time to draw weights, and warn of it.
     options: dict[str, object] = {}
     if not pretrained:
@@ -222,4 +231,39 @@ def _from_factory(reference: str) -> nn.Module:
     model = called(reference, factory, ModelError)
     if not isinstance(model, nn.Module):
         raise ModelError(f"{reference!r} returned {type(model).__name__}; it must return a torch.nn.Module")
+    model.built_by = reference  # type: ignore[assignment]
     return model
+
+
+def own_factory(model: nn.Module) -> str | None:
+    """Return what builds the architecture anew, as far as the network itself tells; None where it does not.
+
+    It may say so in an attribute `built_by`. timm notes a name, and huggingface_hub the arguments of its classes. Of
+    any other class, attributes with the names of arguments are taken for these. Nothing is fetched: arguments that ask
+    for pretrained weights are switched off. Whoever uses it must compare what is built, because this is a guess.
+
+    >>> class Net(nn.Module):
+    ...     built_by = "my_module:network"
+    >>> own_factory(Net()), own_factory(timm.create_model("resnet18", num_classes=3))
+    ('my_module:network', 'resnet18')
+    """
+    if is_factory(said := getattr(model, "built_by", None)):
+        return str(said)
+    kind, config = type(model), getattr(model, "pretrained_cfg", None)
+    name = config.get("architecture") if isinstance(config, Mapping) else None
+    if isinstance(name, str) and ":" not in name and timm.is_model(name):
+        return name
+    if kind.__module__.partition(".")[0] in _REVIEWED:
+        return None
+    _, *wanted = inspect.signature(kind.__init__).parameters.values()
+    defaults = {each.name: each.default for each in wanted if each.kind is not each.VAR_POSITIONAL}
+    rest = [defaults.pop(each.name) for each in wanted if each.kind is each.VAR_KEYWORD]
+    noted = getattr(model, "_hub_mixin_config", None)
+    held = (
+        dict(noted) if isinstance(noted, Mapping) else {key: vars(model)[key] for key in defaults if key in vars(model)}
+    )
+    found = defaults | {key: value for key, value in held.items() if key in defaults or (rest and key[0] != "_")}
+    if inspect.Parameter.empty in found.values():
+        return None
+    found |= {key: False if value is True else None for key, value in found.items() if _WEIGHTS.search(key) and value}
+    return call_of(kind, {key: value for key, value in found.items() if repr(value) != repr(defaults.get(key, rest))})

@@ -145,15 +145,11 @@ def _used(model: nn.Module, example: Tensor) -> tuple[set[int], set[int]]:
     for train in (False, True):
         run = watch_run(model, example, train=train)
         _check_output(model, run, "train" if train else "eval")
-        _check_no_softmax(model, run)
+        if any("Softmax" in node.name() for node in run.output_nodes):
+            raise ModelError(f"{type(model).__name__} ends in a softmax inside its forward; {_WAY_OUT}")
         modules |= {id(call.module) for call in run.calls}
         parameters |= parameters_of(upstream(run.output_nodes))
     return modules, parameters
-
-
-def _check_no_softmax(model: nn.Module, run: WatchedRun) -> None:
-    if any("Softmax" in node.name() for node in run.output_nodes):
-        raise ModelError(f"{type(model).__name__} ends in a softmax inside its forward; {_WAY_OUT}")
 
 
 # ------------------------------------------------------------------------------------------- norms

@@ -50,11 +50,9 @@ _IN_PLACE = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The tensors of a file or folder by name, as they are called there, and the entry that they were found under.
+    """The tensors of a file or folder by name, the entry they were found under, and whether it was `asked` for.
 
-    `averaged` are the names of entries with moving averages of the weights, which were not taken. `hints` is what the
-    files beside them say of images and classes. `prefix` is what the names start with of the network that was asked
-    for, and `asked` says whether the entry was.
+    `averaged` are entries with moving averages, which were not taken; `prefix` begins the names that were asked for.
     """
 
     path: Path
@@ -89,10 +87,8 @@ def load_weights(
 ) -> Checkpoint:
     """Fill the model from a file or folder of weights, or what was read of one, and return that.
 
-    Every entry of the model must be there with its shape, and nothing else, apart from the `optional` keys, auxiliary
-    heads, and what lies outside of the prefix (such as "model." or "module.") that the network's entries have in
-    common there. Raises ModelError that lists what does not fit, and for a file with several different networks that
-    fit; the model is then unchanged.
+    Every entry of the model must be there with its shape, and nothing else but the `optional` keys, auxiliary heads and
+    what lies outside of the model's prefix. Raises ModelError that lists what does not fit, and changes nothing then.
     """
     found = path if isinstance(path, Checkpoint) else read_checkpoint(path, key=key)
     set_weights(model, found, optional=optional)
@@ -142,7 +138,7 @@ def fit_names(own: Mapping[str, Tensor], found: Checkpoint, *, optional: Collect
 
 
 def messages(found: Checkpoint, fitting: Fitting) -> list[str]:
-    """What whoever starts a run should know of its weights; empty where there was nothing to decide."""
+    """Messages about loading the weights; empty where there was nothing to decide."""
     lines = []
     if fitting.prefix or found.entry:
         entry = f" under {found.entry!r}" if found.entry else ""
@@ -178,7 +174,7 @@ def _prefix(
     best = max(counts, key=lambda prefix: (counts[prefix], -len(prefix)))
     if counts[best]:
         return best
-    # Nothing fits; the usual prefixes are taken off, so that what does not fit is told by its own name.
+    # Nothing fits; the usual prefixes are taken off, so that mismatches have their own names.
     return next((usual for usual in ("module.", "model.", "net.") if all(key.startswith(usual) for key in given)), "")
 
 
@@ -267,7 +263,6 @@ def _entries(content: object) -> str:
 
 
 def _read(path: Path) -> object:
-    """What the file holds, all of it tensors and plain values; raises ModelError for any other."""
     if path.suffix not in ALLOWED:
         raise ModelError(f"{path}: weights of this kind are not read; allowed are {', '.join(ALLOWED)}, or a folder")
     try:
@@ -286,7 +281,6 @@ def _read(path: Path) -> object:
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong with a file that could not be read, and what to do."""
     if isinstance(error, FileNotFoundError):
         return f"no such file; pass a local {', '.join(ALLOWED)} file, or a folder with {_FILES[0]}"
     if isinstance(error, pickle.UnpicklingError):

@@ -33,7 +33,6 @@ class Hints:
     classes: tuple[str, ...] | None = None
 
     def over(self, other: Hints) -> Hints:
-        """These hints, and the other ones for what they do not know."""
         own = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
         return replace(other, **own)
 
@@ -74,9 +73,14 @@ def hints_of_network(model: nn.Module) -> Hints:
 def hints_of(folder: Path) -> Hints:
     """What config.json and preprocessor_config.json in a folder say; raises ModelError for one that is damaged."""
     config, images = _json(folder / _CONFIG), _json(folder / _PREPROCESSING)
-    prepared = config.get("pretrained_cfg")
-    of_timm = _timm_hints(prepared) if isinstance(prepared, dict) else NO_HINTS
-    return _preprocessing(images).over(of_timm).over(Hints(classes=_classes(config)))
+    said = config.get("pretrained_cfg")
+    if not isinstance(said, dict):
+        said = {}
+    shape, by = said.get("input_size"), said.get("interpolation")
+    size = _size(shape[1:]) if isinstance(shape, list) and len(shape) == 3 else None
+    interpolation = str(by) if by in get_args(Interpolation) else None
+    of_timm = Hints(size, _numbers(said.get("mean")), _numbers(said.get("std")), interpolation, _classes(config))
+    return _preprocessing(images).over(of_timm)
 
 
 def _json(path: Path) -> dict[str, Json]:
@@ -87,12 +91,6 @@ def _json(path: Path) -> dict[str, Json]:
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     return said if isinstance(said, dict) else {}
-
-
-def _timm_hints(said: dict[str, Json]) -> Hints:
-    shape = said.get("input_size")
-    size = _size(shape[1:]) if isinstance(shape, list) and len(shape) == 3 else None
-    return Hints(size, _numbers(said.get("mean")), _numbers(said.get("std")), _interpolation(said.get("interpolation")))
 
 
 def _preprocessing(said: dict[str, Json]) -> Hints:
@@ -130,10 +128,6 @@ def _numbers(value: Json) -> tuple[float, ...] | None:
         return None
     found = tuple(float(each) for each in value if isinstance(each, int | float) and abs(each) < _LARGEST)
     return found if len(found) == len(value) else None
-
-
-def _interpolation(value: Json) -> str | None:
-    return value if value in get_args(Interpolation) else None  # type: ignore[return-value]
 
 
 def shards_of(index: Path) -> dict[str, str]:

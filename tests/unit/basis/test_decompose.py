@@ -13,21 +13,10 @@ from hypothesis import strategies as st
 from networks import NETWORKS
 from torch import Tensor, nn
 
-from basisprune.basis.decompose import (
-    RIDGE,
-    balanced,
-    choose_layers,
-    decompose,
-    full_rank,
-    loss_basis,
-    metric_roots,
-    output_basis,
-    recompose,
-    to_matrix,
-    weight_basis,
-    with_ridge,
-)
+from basisprune.basis.decompose import choose_layers, decompose, output_basis, recompose, weight_basis
+from basisprune.basis.factors import balanced, full_rank, to_matrix
 from basisprune.basis.layers import BasisPair, basis_pairs
+from basisprune.basis.loss_axes import RIDGE, loss_basis, metric_roots, with_ridge
 from basisprune.basis.refit import basis_statistics
 from basisprune.errors import ConfigError, DataError, LayerError, ModelError
 from basisprune.importance import basis_loss

@@ -10,7 +10,8 @@ import torch
 from networks import NETWORKS
 from torch import Tensor, nn
 
-from basisprune.basis.decompose import decompose, recompose, to_matrix
+from basisprune.basis.decompose import decompose, recompose
+from basisprune.basis.factors import to_matrix
 from basisprune.basis.layers import BasisPair, BasisScalingConv, basis_pairs
 from basisprune.basis.refit import basis_statistics, least_squares, rebase, refit_scaling
 from basisprune.errors import ConfigError, DataError, ModelError, PlanError

@@ -30,6 +30,34 @@ def test_the_help_of_each_command_teaches_by_example(command):
     assert len(re.findall(r"^ +basisprune \w+ ?", result.output, re.MULTILINE)) >= 2
 
 
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_help_fits_a_terminal_of_80_columns(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = invoke(*filter(None, [command]), "--help").output
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+    assert " / --no-" not in shown or "[default: no-" not in shown
+
+
+def test_errors_name_options_as_they_are_typed(tmp_path):
+    given = ("--model", "resnet18", "--data", tmp_path, "--output", tmp_path / "out")
+    for words, said in [
+        (("--max-drop", "200%"), "error: --max-drop: 2.0 given"),
+        (("--max-drop", "1%", "--min-accuracy", "90%"), "error: --max-drop, --min-accuracy given; pass one budget"),
+        (("--size", "0", "--augment", "much"), "--augment: 'much' given"),
+        (("--val-fraction", "0.9", "--test-fraction", "0.2"), "--val-fraction + --test-fraction: 1.1 leaves"),
+    ]:
+        assert said in invoke("compress", *given, *words).stderr
+    (tmp_path / "settings.yaml").write_text("max_drop: 200%\nsize: none\n")
+    assert "size: " in invoke("compress", "--config", tmp_path / "settings.yaml").stderr
+
+
+def test_the_name_of_the_model_is_checked_before_an_image_is_opened(photos, tmp_path):
+    found = invoke("compress", "--model", "resnet81", "--data", photos, "--output", tmp_path / "out")
+    assert found.exit_code == 1
+    assert "timm has no model 'resnet81'" in found.stderr
+    assert "opening" not in found.stderr
+
+
 def test_the_version_is_shown():
     result = invoke("--version")
     assert (result.exit_code, result.output.strip()) == (0, basisprune.__version__)
@@ -41,11 +69,19 @@ def test_the_version_is_shown():
         (("comprss",), 2, "Did you mean 'compress'"),
         (("inspect", "resnet18", "--szie", 3), 2, "--size"),
         (("inspect", "rsnet18"), 1, "Did you mean 'resnet18'"),
-        (("compress", "--model", "x", "--data", "torchvision:CIFAR1", "--output", "x"), 1, "Did you mean 'CIFAR10'"),
+        (
+            ("compress", "--model", "resnet18", "--data", "torchvision:CIFAR1", "--output", "x"),
+            1,
+            "Did you mean 'CIFAR10'",
+        ),
         (("compress", "--model", "x", "--data", "x", "--output", "x", "--recipe", "quik"), 1, "Did you mean 'quick'"),
         (("compress", "--model", "x", "--data", "x", "--output", "x", "--framework", "taylr"), 1, "'taylor'"),
         (("compress", "--model", "x", "--data", "x", "--output", "x", "--max-drop", "much"), 2, "a percentage such as"),
-        (("compress", "--model", "x", "--data", "nowhere", "--output", "x"), 1, "nowhere: there is no such file"),
+        (
+            ("compress", "--model", "resnet18", "--data", "nowhere", "--output", "x"),
+            1,
+            "nowhere: there is no such file",
+        ),
         (("evaluate", "nowhere"), 1, "nowhere: does not exist"),
         (("predict", "nowhere", "image.jpg"), 1, "nowhere: does not exist"),
     ],

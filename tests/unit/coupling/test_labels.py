@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from basisprune.coupling.combining import COMBINING, PRODUCTS
-from basisprune.coupling.labelled_run import RULES
+from basisprune.coupling.find_groups import RULES
 from basisprune.coupling.labels import (
     Labels,
+    Ledger,
     Operation,
     RuleTable,
     all_dims,
@@ -26,7 +27,6 @@ from basisprune.coupling.labels import (
     support,
     vector,
 )
-from basisprune.coupling.ledger import Ledger
 from basisprune.coupling.rearranging import REARRANGING
 from basisprune.coupling.solving import classes
 

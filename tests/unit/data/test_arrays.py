@@ -46,7 +46,7 @@ def test_an_npz_with_two_members_of_one_name_is_refused(tmp_path):
     path = write_npz(tmp_path, **arrays())
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("x_train", archive.read("x_train.npy"))  # which numpy reads
-    refused(path, "twice")
+    refused(path, "several arrays of one name")
 
 
 def test_labels_of_an_npz_need_not_be_contiguous(tmp_path):
@@ -63,6 +63,7 @@ def test_labels_of_an_npz_need_not_be_contiguous(tmp_path):
     [
         ({"x_train": None}, ("x_train missing",)),
         ({"y_test": None}, ("y_test missing", "found: x_test, x_train, y_train")),
+        ({"y_train": None}, ("y_train missing", "x_train and y_train are needed")),
         ({"x_val": arrays()["x_test"]}, ("y_val missing",)),
         ({"x_train": arrays()["x_train"][:, 0, 0]}, ("x_train", "shape (30, 3)")),
         ({"x_train": arrays()["x_train"].transpose(0, 3, 1, 2)}, ("x_train", "(30, 3, 6, 5)", "(N, H, W, C)")),

@@ -22,8 +22,8 @@ from basisprune.data.decode import (
     decode_content,
     depth_of,
     file_hash,
-    glance,
     image_hash,
+    look_at_content,
     look_at_file,
     random_numbers_kept,
     to_pixels,
@@ -230,16 +230,15 @@ def test_a_file_that_says_12_bits_is_believed():
     assert depth_of(np.full((2, 2), 9, dtype=np.uint16), image) == Depth(4095)
 
 
-def test_a_glance_sees_what_decoding_would_see(tmp_path):
+def test_a_look_sees_what_decoding_would_see(tmp_path):
     noise = Image.fromarray(RANDOM.integers(0, 256, (64, 64, 3), dtype=np.uint8))
     for suffix in ("png", "jpg", "bmp"):
         content = saved(tmp_path / f"cut.{suffix}", noise).read_bytes()
-        assert glance(content, Path("x"))[0] is None
-        with pytest.raises(DataError, match="x: the image is damaged"):
-            glance(content[: len(content) // 2], Path("x"))
-    assert glance(deep_colour(tmp_path / "deep.png", (1, 2, 3000)).read_bytes(), Path("x"))[0] == Depth(4095)
-    with pytest.raises(DataError, match="x: not an image"):
-        glance(b"", Path("x"))
+        assert look_at_content(content, "x").depth is None
+        assert look_at_content(content[: len(content) // 2], "x").fault.startswith("x: the image is damaged")
+    deep = deep_colour(tmp_path / "deep.png", (1, 2, 3000)).read_bytes()
+    assert look_at_content(deep, "x").depth == Depth(4095)
+    assert look_at_content(b"", "x").fault.startswith("x: not an image")
 
 
 def test_a_row_that_the_decoder_has_no_memory_for_is_a_fault_of_the_image(tmp_path):

@@ -335,7 +335,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(tmp_path, files, said):
 
 def test_what_is_no_tar_file_of_this_machine_is_refused(shards, tmp_path):
     (tmp_path / "no.tar").write_bytes(b"x" * 4000)
-    refused(tmp_path / "no.tar", "no.tar: cannot be read (", "write it anew")
+    refused(tmp_path / "no.tar", "no.tar: cannot be read (", "write it again")
     whole = (shards / "photos-000.tar").read_bytes()
     (tmp_path / "cut.tar").write_bytes(whole[:2000])
     refused(tmp_path / "cut.tar", "cut.tar")

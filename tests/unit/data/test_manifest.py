@@ -84,7 +84,7 @@ def test_a_missing_manifest_and_bytes_that_are_no_text_are_refused(tmp_path):
 
 def test_a_manifest_is_json_that_others_can_read(tmp_path):
     write_manifest(tmp_path / "images.json", TINY)
-    assert json.loads((tmp_path / "images.json").read_text())["images"]["parts"] == {
+    assert json.loads((tmp_path / "images.json").read_text())["parts"] == {
         "train": [["a.png", 0, "12"], ["b.png", 1, "34"]]
     }
 
@@ -295,7 +295,7 @@ def test_the_manifest_of_a_run_gives_exactly_its_images_back(photos, tmp_path):
 
 def test_images_are_not_decoded_again(photos, monkeypatch):
     manifest = manifest_of(load_data(photos))
-    monkeypatch.setattr("basisprune.data.decode.glance", None)
+    monkeypatch.setattr("basisprune.data.decode._decoded", None)
     manifest_of(again(photos, manifest))
 
 

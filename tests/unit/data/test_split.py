@@ -12,7 +12,7 @@ from sources import refused, sizes, write_images
 
 from basisprune.data import ArrayImages, Splits, load_data, take
 from basisprune.data.copies import units_of
-from basisprune.data.split import hold_out_confirmation, limit_indices, read_groups, refuse_unknown, split_indices
+from basisprune.data.split import groups_of, hold_out_confirmation, limit_indices, read_groups, split_indices
 from basisprune.errors import DataError
 
 labels_of = st.lists(st.integers(0, 4), min_size=1, max_size=120).map(np.array)
@@ -202,9 +202,13 @@ def test_a_missing_file_is_refused(tmp_path):
 
 
 def test_images_that_the_data_does_not_have_are_listed(tmp_path):
-    refuse_unknown({"a": "x"}, ["a", "b"], tmp_path)
-    with pytest.raises(DataError, match=r"images that the data does not have; .* as b") as error:
-        refuse_unknown({"a": "x", "c": "x"}, ["b"], tmp_path)
+    images = ArrayImages(np.zeros((2, 8, 8), dtype=np.uint8), [0, 1])
+    splits, file = Splits(images, None, None, images.classes), tmp_path / "groups.csv"
+    file.write_text("train[0],x\n")
+    assert groups_of(splits, file) == {"train[0]": "x"}
+    file.write_text("train[0],x\na,x\nc,x\n")
+    with pytest.raises(DataError, match=r"images that the data does not have; .* as train\[0\]") as error:
+        groups_of(splits, file)
     assert error.value.faults == ("a", "c")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from basisprune.report.figures import (
     error_plot,
     front_plots,
     importance_plots,
-    rank_plot,
+    layer_plot,
     search_plots,
     training_plots,
 )
@@ -23,7 +24,7 @@ from basisprune.results import Errors, FrontPoint, LayerImportance
 def test_plotly_knows_every_property_of_the_figures():
     result = summary()
     plots = [*search_plots(result), *training_plots(result), *importance_plots(result.importance)]
-    for plot in [*plots, rank_plot(result.layers), error_plot(Errors("test", (1.0, 2.0), (0.5, 3.0)))]:
+    for plot in [*plots, layer_plot(result.layers), error_plot(Errors("test", (1.0, 2.0), (0.5, 3.0)))]:
         assert graph_objects.Figure(plot.figure).to_plotly_json()["data"]
 
 
@@ -48,6 +49,30 @@ def test_every_budget_is_drawn_where_it_limits(kind, value, drawn):
     }
     assert lines == pytest.approx(drawn)
     assert len(plots) == 3
+    for plot in plots:
+        layout = plot.figure["layout"]
+        assert layout["xaxis"]["type"] == "log"
+        assert layout["xaxis"]["title"]["text"]
+        assert layout["yaxis"]["title"]["text"] == "accuracy"
+        places = [note["x"] if end == "x0" else note["y"] for note in layout.get("annotations", [])]
+        lined = [line[end] for line in layout.get("shapes", [])]
+        assert places == pytest.approx([math.log10(each) if end == "x0" else each for each in lined])
+
+
+def test_curves_of_one_epoch_are_seen():
+    rows = [replace(each, history=each.history[:1]) for each in summary().candidates]
+    for plot in training_plots(replace(summary(), candidates=tuple(rows))):
+        assert {trace["mode"] for trace in plot.figure["data"]} == {"lines+markers"}
+
+
+def test_layers_show_the_ranks_and_channels_they_keep():
+    ranks, channels = layer_plot(summary().layers).figure["data"]
+    assert (ranks["name"], channels["name"]) == ("ranks kept", "channels kept")
+    assert len(channels["x"]) == 8
+    assert channels["y"] == [0.5] * 8
+    assert len(ranks["x"]) == 7  # one is not split
+    unknown = [replace(each, channels=None) for each in summary().layers]
+    assert layer_plot(unknown).title == "Share of ranks kept"
 
 
 def test_a_hopeless_candidate_does_not_squeeze_the_others():
@@ -66,7 +91,7 @@ def test_each_colour_of_the_light_theme_has_one_counterpart():
 def test_what_was_not_measured_is_not_drawn():
     keys = [plot.key for plot in search_plots(summary())]
     assert keys == ["search-parameters", "search-macs", "search-latency_ms"]  # no candidate has a file
-    assert rank_plot([]) is None
+    assert layer_plot([]) is None
     assert importance_plots({}) == []
     untrained = tuple(replace(each, history=()) for each in summary().candidates)
     assert training_plots(replace(summary(), candidates=untrained)) == []

@@ -95,17 +95,16 @@ def test_only_files_of_data_that_run_in_bounds_are_measured_beside_the_one_just_
     work = _Work(load_any(tmp_path / "model"), ExportOptions(), tmp_path / "model", heard)
     rows: list[str] = []
     monkeypatch.setattr(work, "_row", lambda runtime, path, time: rows.append(path.name))
-    monkeypatch.setattr(work, "_pytorch", lambda time: rows.append("PyTorch"))
     monkeypatch.setattr(
         "basisprune.runs.export.file_latencies",
         lambda files, model: [Latency(name, "", 1, 1.0, 0.0, 1.0) for name in (*files, "PyTorch")],
     )
     work.rows(RUNTIMES["openvino"])
-    assert rows == ["PyTorch"]
+    assert rows == []
     assert any("not measured" in line and "model.onnx" in line for line in heard.lines)
     onnx.save(onnx.load(forms / "pixels.onnx"), tmp_path / "model" / "model.onnx")
     work.rows(RUNTIMES["openvino"])
-    assert rows == ["PyTorch", "model.onnx", "PyTorch"]
+    assert rows == ["model.onnx"]
 
 
 @pytest.mark.parametrize("number", range(12))

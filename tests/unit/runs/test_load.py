@@ -102,20 +102,6 @@ def test_a_run_goes_on_with_the_images_that_it_has_chosen(photos, tmp_path):
         prepare_job(tiny_model(), photos, config, output=output)
 
 
-def test_a_run_of_an_earlier_version_goes_on_with_the_fractions_that_it_noted(photos, tmp_path):
-    old = configure({"val_fraction": 0.2, "test_fraction": 0.1, "confirm_fraction": 0.5})
-    for data in (photos, load_data(tiny_images(120))):
-        folder = OutputFolder(tmp_path / type(data).__name__)
-        job = prepare_job(tiny_model(), data, old, output=folder.path)
-        folder.claim(job.to_dict(), NullCallback())
-        keep_images(folder.path, job.splits)
-        (folder.path / "summary.json").write_text("{}")
-        again = prepare_job(tiny_model(), data, configure({}), output=folder.path)
-        folder.check(again.to_dict())
-        assert names_of(again.splits) == names_of(job.splits)
-        assert again.config.fractions == (0.2, 0.1, 0.5)
-
-
 def test_images_are_divided_anew_for_another_budget(tmp_path):
     folder, data = OutputFolder(tmp_path / "out"), write_images(tmp_path / "photos", {"ant": 60, "bee": 60})
     job = prepare_job(tiny_model(), data, configure({}), output=folder.path)

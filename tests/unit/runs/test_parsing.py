@@ -108,7 +108,7 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     ("content", "said"),
     [
         (LAUGHS + "epochs: *i", "holds more than 10,000 values"),
-        ("recipe: &a {train: *a}", "no complete part before it has this name"),
+        ("recipe: &a {train: *a}", "nested more than 50 levels deep"),
         ("epochs: " + "[" * 5000, "not valid YAML"),
         ("epochs: " + "9" * 5000, "not valid YAML"),
         ("epochs: 1" + "0" * 30, r"line 1: a number beyond 1e\+18 given"),

@@ -47,8 +47,7 @@ from basisprune.runs.preflight import Answers, _Sample, check_network, preflight
 from basisprune.runs.settings import configure
 from basisprune.tasks import CLASSIFICATION, Predictions, segmentation
 from basisprune.transfer.hints import Hints
-from basisprune.transfer.kept import KeptModel, kept_model
-from basisprune.transfer.model import transfer_model
+from basisprune.transfer.model import KeptModel, kept_model, transfer_model
 
 
 def job(network: nn.Module, **options) -> Job:

@@ -16,7 +16,7 @@ from basisprune.budget import Budget
 from basisprune.budget.certify import AcceptanceRule, Guarantee
 from basisprune.method.states import Stage, StageStore, State
 from basisprune.recipes import DECOMPOSED, DENSE, POLISHED, Step
-from basisprune.search.candidates import ALL, Candidate, Evaluated, Scale, SearchResult, Size, really_kept, share
+from basisprune.search.candidates import ALL, Candidate, Evaluated, Scale, SearchResult, Size, really_kept, share_of
 from basisprune.tasks import Predictions
 from basisprune.training.checkpoint import EpochRecord
 from basisprune.types import BasisPlan, Block, BlockPlan, Coupling, FilterPlan, Group, GroupPlan, LayerPlan
@@ -169,8 +169,8 @@ def test_what_was_found_is_by_its_trials():
 
 @given(st.floats(0, 1))
 def test_a_share_is_never_said_to_be_all_unless_it_nearly_is(value):
-    assert share(value) != "100%"
-    assert abs(float(share(value).rstrip("%")) / 100 - value) <= 0.005 + 1e-9
+    assert share_of(value) != "100%"
+    assert abs(float(share_of(value).rstrip("%")) / 100 - value) <= 0.005 + 1e-9
 
 
 def test_a_network_that_cannot_be_exported_is_timed_in_pytorch(monkeypatch):

@@ -20,7 +20,7 @@ from basisprune.callback import NullCallback
 from basisprune.errors import TooMuchError
 from basisprune.method.scoring import Outlook
 from basisprune.method.states import FULLY, NOT_AT_ALL, Stage, State, Tuning
-from basisprune.recipes import POLISHED, RECIPES, Framework, Move, Recipe, Step
+from basisprune.recipes import LOOKED_AT, POLISHED, RECIPES, TUNED, Framework, Move, Recipe, Step
 from basisprune.search import Search, SearchConfig, search
 from basisprune.search.candidates import Scale, Size
 from basisprune.search.stepping import Stepping
@@ -44,6 +44,7 @@ class FakePipeline:
     claimed: int = 0
     tunings: list[Tuning] = field(default_factory=list)
     sources: list[tuple[float, float]] = field(default_factory=list)
+    looked: list[float] = field(default_factory=list)
     given_hits: int = 100
     foresees: bool = False
     scale: float = 0.05
@@ -91,6 +92,16 @@ class FakePipeline:
         polished = self._state(state.after(POLISHED), state.model.basis, state.model.filters)
         return replace(polished, outcomes=Predictions.of_hits(np.arange(IMAGES) < 960))
 
+    def look(self, state: State) -> State:
+        self.looked.append(state.model.basis)
+        return replace(state, steps=state.after(LOOKED_AT))
+
+    def tune_fully(self, state: State) -> State:
+        if len(self.tuned) == self.interrupt_at:
+            raise KeyboardInterrupt
+        self.tuned.append((state.model.basis, state.model.filters))
+        return replace(state, steps=state.after(TUNED))
+
     def claim_folder(self) -> None:
         self.claimed += 1
 
@@ -130,7 +141,8 @@ def test_the_smallest_shares_within_the_budget_are_found_to_within_the_tolerance
 @given(st.floats(0.03, 1), st.floats(0.005, 0.5))
 def test_a_search_that_foresees_the_loss_finds_the_limit_even_where_accuracy_falls_off_a_cliff(limit, scale):
     pipeline = FakePipeline(limit, limit, foresees=True, scale=scale)
-    found = Search(pipeline, Budget(max_drop=0.01), SearchConfig(framework="loss+basis", tolerance=0.2)).run()
+    config = SearchConfig(framework="loss+basis", tolerance=0.2, tunings=None)
+    found = Search(pipeline, Budget(max_drop=0.01), config).run()
     chosen = found.candidates[found.chosen]
     assert chosen.passed
     assert chosen.basis_ratio == chosen.filter_ratio
@@ -398,12 +410,46 @@ def test_candidates_that_are_to_be_certified_are_tuned_for_all_epochs_unless_hop
     assert tuning.may_end(tuning.grace, 0.80)
 
 
-def test_candidates_whose_loss_is_foreseen_are_tuned_for_all_epochs_because_that_tells_how_far_to_go():
-    pipeline = FakePipeline(0.5, 0.5, foresees=True)
-    Search(pipeline, Budget(max_drop=0.01), SearchConfig(framework="loss+basis")).run()
-    (tuning,) = set(pipeline.tunings)
-    assert not tuning.may_end(tuning.grace, 1.0)
-    assert tuning.may_end(tuning.grace, 0.80)
+class Recovering(FakePipeline):
+    """Networks that lose a point for each halving after a short tuning, and after a full one only beyond the limit."""
+
+    def look(self, state: State) -> State:
+        looked = super().look(state)
+        lost = round(-10 * np.log2(state.model.basis))
+        return replace(looked, outcomes=Predictions.of_hits(np.arange(IMAGES) < 950 - lost))
+
+    def tune_fully(self, state: State) -> State:
+        full = self._state(state.steps, state.model.basis, state.model.filters)
+        return replace(super().tune_fully(state), outcomes=full.outcomes)
+
+
+def test_short_tunings_walk_down_and_only_what_promises_to_pass_is_tuned_fully():
+    pipeline = Recovering(0.1, 0.1, foresees=True)
+    found = Search(pipeline, Budget(max_drop=0.02), SearchConfig(framework="loss+basis", tunings=1, polish=False)).run()
+    assert len(pipeline.looked) > len(pipeline.tuned)
+    assert {basis for basis, _ in pipeline.tuned} <= set(pipeline.looked)
+    assert [basis for basis, _ in pipeline.tuned] == sorted(basis for basis, _ in pipeline.tuned)  # larger after a fail
+    assert found.candidates[found.chosen].passed
+    assert found.state.steps[-1] == TUNED
+
+
+def test_what_a_full_tuning_gains_corrects_what_is_expected_of_the_next():
+    smallest = {}
+    for tunings in (1, 3):
+        pipeline = Recovering(0.002, 0.002, foresees=True, scale=1e-3)
+        config = SearchConfig(framework="loss+basis", tunings=tunings, smallest=0.001)
+        found = Search(pipeline, Budget(max_drop=0.01), config).run()
+        assert len(pipeline.tuned) <= tunings
+        smallest[tunings] = 1 - found.candidates[found.chosen].basis_ratio
+    assert smallest[3] < smallest[1]
+
+
+def test_the_search_ends_after_its_tunings_only_if_one_of_them_passed():
+    pipeline = Recovering(0.9, 0.9, foresees=True, scale=1e-6)
+    pipeline.look = lambda state: replace(state, outcomes=Predictions.of_hits(np.arange(IMAGES) < 950))
+    found = Search(pipeline, Budget(max_drop=0.01), SearchConfig(framework="loss+basis", tunings=1)).run()
+    assert len(pipeline.tuned) > 1
+    assert found.candidates[found.chosen].passed
 
 
 class SmallSteps(FakePipeline):
@@ -419,7 +465,8 @@ class SmallSteps(FakePipeline):
 @given(st.floats(0.02, 1))
 def test_what_one_step_cannot_remove_goes_in_further_ones(limit):
     pipeline = SmallSteps(limit, limit, foresees=True)
-    found = Search(pipeline, Budget(max_drop=0.01), SearchConfig(framework="loss+basis", tolerance=0.2)).run()
+    config = SearchConfig(framework="loss+basis", tolerance=0.2, tunings=None)
+    found = Search(pipeline, Budget(max_drop=0.01), config).run()
     kept = 1 - found.candidates[found.chosen].basis_ratio
     assert limit - 2e-3 <= kept <= limit / 0.89 + 2e-3
     assert kept >= SearchConfig().smallest - 2e-3

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from joblib import cpu_count
 
 from basisprune.callback import NullCallback
 from basisprune.errors import ConfigError, DataError, MissingExtraError, TrainingError
@@ -21,13 +22,10 @@ from basisprune.sweeps.running import (
     Run,
     Running,
     _in_processes,
-    cores,
     open_pool,
-    read_value,
     require_ray,
     run_all,
     slug,
-    write_value,
 )
 
 needs_shell = pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
@@ -43,8 +41,8 @@ def test_a_run_survives_its_file(tmp_path):
     one = Run(
         "a", "search", Path("here"), Backbone("resnet18"), "data", options, Path("root"), 2, best, (("factory", "a:b"),)
     )
-    write_value(tmp_path / "a.run", one)
-    assert read_value(tmp_path / "a.run", Run) == one
+    one.write(tmp_path / "a.run")
+    assert Run.read(tmp_path / "a.run") == one
 
 
 @given(st.text(max_size=200))
@@ -116,7 +114,7 @@ def test_ctrl_c_is_not_a_failure_of_the_run_in_this_process():
 
 
 def test_cores_are_divided_unless_they_are_asked_for():
-    assert Running(jobs=1).threads == cores()
+    assert Running(jobs=1).threads == cpu_count()
     assert Running(jobs=10_000).threads == 1
     assert Running(jobs=4, resources=Resources(cpus=3)).threads == 3
 
@@ -160,7 +158,7 @@ def test_a_process_that_ends_well_has_done_its_run(worker, tmp_path):
     one = run(tmp_path)
     assert failure_of(one, Running(resources=Resources(cpus=3))) is None
     assert one.log.read_text() == "3 threads, basisprune.sweeps.worker 3\n"
-    assert read_value(one.beside("run"), Run) == one
+    assert Run.read(one.beside("run")) == one
 
 
 @needs_shell
@@ -176,7 +174,7 @@ def test_a_process_that_is_killed_has_failed_and_ends_no_other(worker, tmp_path)
 @needs_shell
 def test_a_process_says_why_it_failed_and_an_old_reason_is_forgotten(worker, tmp_path):
     one = run(tmp_path)
-    write_value(tmp_path / "said", Failure("no images", final=True))
+    Failure("no images", final=True).write(tmp_path / "said")
     worker(f"cp {tmp_path / 'said'} {one.beside('failed')}; exit 1")
     assert failure_of(one) == Failure("no images", final=True)
     worker("exit 7")

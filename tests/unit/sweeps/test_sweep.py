@@ -9,7 +9,7 @@ import pytest
 from basisprune.errors import ConfigError
 from basisprune.recipes import PAPER_DATASETS
 from basisprune.runs.settings import configure
-from basisprune.sweeps.running import Resources
+from basisprune.sweeps.running import Resources, Running
 from basisprune.sweeps.sweep import Sweep, read_sweep, run_sweep
 from basisprune.torchkit.processes import Processes
 
@@ -56,7 +56,7 @@ def test_options_of_a_dataset_go_before_those_of_a_model_and_those_before_the_sh
 def test_resources_are_read_with_units(tmp_path):
     text = "models: [resnet18]\ndatasets: [x]\nresources: {cpus: 2, gpus: 0.5, memory: 8G}\nretries: 5\n"
     sweep = read(tmp_path, text)
-    assert (sweep.resources, sweep.retries) == (Resources(2, 0.5, 8_000_000_000), 5)
+    assert (sweep.running.resources, sweep.running.retries) == (Resources(2, 0.5, 8_000_000_000), 5)
 
 
 def test_all_faults_are_told_at_once_with_their_places(tmp_path):
@@ -72,7 +72,7 @@ def test_all_faults_are_told_at_once_with_their_places(tmp_path):
         "datasets[0].options.seed: is varied by the sweep; put it under seeds",
         "seeds: [0, 0] given; a list of different values is needed",
         "retries: -1 given",
-        "resources.cpus: 0 given; at least 1 is needed",
+        "resources.cpus: 0 given, at least 1 is needed",
     ):
         assert part in said
 
@@ -83,7 +83,7 @@ def test_all_faults_are_told_at_once_with_their_places(tmp_path):
         ("model: resnet18\ndatasets: [x]\n", "model: no such setting. Did you mean 'models'?"),
         ("models: resnet18\ndatasets: [x]\n", "models: 'resnet18' given; a list is needed"),
         ("models: []\ndatasets: [x]\n", "models: none given"),
-        ("models: [a]\ndatasets: [{data: x, model: y}]\n", "datasets[0]: "),
+        ("models: [a]\ndatasets: [{data: x, model: y}]\n", "datasets[0].data: "),
         ("models: [a]\ndatasets: [b/x, c/x]\n", "datasets: 'x' is there twice"),
         ("models: [a]\ndatasets: [x]\nframeworks: [taylr]\n", "'taylr' given; allowed are baseline, l1"),
         ("models: [a]\ndatasets: [x]\noptions: {max_drop: 0.01, target_params: 5}\n", "pass one budget"),
@@ -131,7 +131,7 @@ def test_two_cells_never_share_a_folder(tmp_path):
 
 def test_a_launcher_of_several_processes_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr("basisprune.sweeps.running.Processes.joined", lambda: Processes(0, 2))
-    sweep = Sweep({}, Resources(), 0, tmp_path / "out")
+    sweep = Sweep({}, Running(), tmp_path / "out")
     with pytest.raises(ConfigError, match="started in several processes; start one, without a launcher"):
         run_sweep(sweep)
     assert not (tmp_path / "out").exists()

@@ -6,14 +6,16 @@ import ast
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 from threading import Event
+from types import ModuleType
 
 import pytest
 
 import basisprune
-from basisprune.errors import ConfigError
-from basisprune.torchkit.imports import GUARDED, in_folder_of_python, named_object, only_code
+from basisprune.errors import ConfigError, DataError, ModelError
+from basisprune.torchkit.imports import GUARDED, call_of, called, in_folder_of_python, named_object, only_code
 
 
 @pytest.fixture(autouse=True)
@@ -180,3 +182,38 @@ def test_the_folder_comes_back_when_the_last_thread_is_done(tmp_path):
         done.set()
         assert other.result() != here
     assert Path.cwd() == here
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"width": 8}, {"name": "it's (", "sizes": [1, (2, None)], "deep": {"a": 0.5}}]
+)
+def test_a_class_with_arguments_is_called_as_its_reference_says(arguments, monkeypatch):
+    place = ModuleType("a_place")
+    place.Kind = type(
+        "Kind", (), {"__module__": "a_place.inner", "__init__": lambda self, **given: vars(self).update(given)}
+    )
+    for name in ("a_place", "a_place.inner"):
+        monkeypatch.setitem(sys.modules, name, place)
+    reference = call_of(place.Kind, arguments)
+    assert reference.startswith("a_place:Kind(")  # the shorter of the two
+    assert vars(called(reference, named_object(reference, "factory", ModelError), ModelError)) == arguments
+    with pytest.raises(ModelError, match="pass --trust-code"), only_code([("factory", "a_place:Kind")]):
+        named_object(reference, "factory", ModelError)
+    with pytest.raises(DataError, match="is not loaders"):
+        named_object(reference, "loaders", DataError)
+
+
+def test_arguments_and_classes_that_no_text_names_are_none():
+    assert call_of(Fraction, {"numerator": Fraction(1)}) is None
+    assert call_of(Fraction, {"numerator": float("inf")}) is None
+    assert call_of(type("Local", (), {}), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [("(1)", "by name"), ("(**{})", "by name"), ("(x=print())", "malformed"), ("(x=1", "is not a factory"),
+     ("(]", "is not"), ("(x=1)+f()", "by name"), ("(]])", "no list of arguments")],
+)  # fmt: skip
+def test_arguments_are_literals_with_names(arguments, message):
+    with pytest.raises(ModelError, match=message):
+        named_object(f"fractions:Fraction{arguments}", "factory", ModelError)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
+import accelerate.tracking
 import pytest
+from accelerate.utils import LoggerType
 from tiny import tiny_decomposed, tiny_images, tiny_model, tiny_training, with_idle_norm
 
 import basisprune.training.trainer
@@ -61,3 +66,32 @@ def test_all_processes_look_for_idle_parameters_if_one_of_them_has_some(monkeypa
     others[0] = 1
     wrapped(tiny_model(), shared)
     assert shared.ddp_handler.find_unused_parameters
+
+
+_MLFLOW = """
+from types import SimpleNamespace
+utils = SimpleNamespace(validation=SimpleNamespace(MAX_PARAM_VAL_LENGTH=500, MAX_PARAMS_TAGS_PER_BATCH=100))
+made, params, metrics, ended = [], {}, [], []
+def search_experiments(filter_string): return []
+def create_experiment(name, artifact_location, tags): made.append(name); return "1"
+def start_run(**given): return SimpleNamespace(**given)
+def log_params(values): params.update(values)
+def log_metrics(values, step): metrics.append((step, values))
+def end_run(): ended.append(True)
+"""
+
+
+def test_mlflow_gets_settings_and_the_numbers_of_each_epoch(tmp_path, monkeypatch):
+    """With a stand-in that has what Accelerate calls: the package itself is too large for these tests."""
+    (tmp_path / "mlflow.py").write_text(_MLFLOW)
+    monkeypatch.setattr(accelerate.tracking, "_available_trackers", [LoggerType.MLFLOW])  # it looks when imported
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mlflow", raising=False)
+    fit(tiny_decomposed(), tiny_images(), tiny_images(9), tiny_training(epochs=2, tracker="mlflow"))
+    mlflow = importlib.import_module("mlflow")
+    assert mlflow.made == ["basisprune"]
+    assert mlflow.params["epochs"] == 2
+    assert [step for step, _ in mlflow.metrics] == [1, 2]
+    assert all({"train_loss", "val_accuracy"} <= numbers.keys() for _, numbers in mlflow.metrics)
+    assert mlflow.ended
+    monkeypatch.delitem(sys.modules, "mlflow")

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import timm
 import torch
+import torchvision
 from classifiers import Tiny, refused
+from huggingface_hub import PyTorchModelHubMixin
 from networks import NETWORKS
 from safetensors.torch import save_file
 from torch import nn
 
 from basisprune.errors import ModelError
+from basisprune.transfer.backbones import build_backbone, own_factory
 from basisprune.transfer.model import transfer_model
 
 
@@ -170,3 +173,47 @@ def test_a_network_that_cannot_be_copied_is_refused() -> None:
     network = Tiny()
     network.cache = Lock()
     refused("Tiny cannot be copied.*factory", network)
+
+
+class Noting(nn.Module):
+    """A class whose objects tell most of what they were built with."""
+
+    def __init__(
+        self, width: int, depth: int = 2, *rest: int, pretrained: bool = True, weights: str = "imagenet"
+    ) -> None:
+        super().__init__()
+        self.width = width
+        self.depth = depth
+
+
+class Mixed(nn.Module, PyTorchModelHubMixin):
+    """A class that huggingface_hub notes the arguments of, those of **options too."""
+
+    def __init__(
+        self, width: int, encoder_weights: str | None = "imagenet", names: tuple[str, ...] = (), **options: int
+    ):
+        super().__init__()
+
+
+def test_a_network_tells_what_builds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = ModuleType("a_library")
+    for kind in (Noting, Mixed):
+        monkeypatch.setattr(kind, "__module__", "a_library")
+        setattr(place, kind.__name__, kind)
+    monkeypatch.setitem(sys.modules, "a_library", place)
+    assert own_factory(Noting(8)) == "a_library:Noting(width=8, pretrained=False, weights=None)"
+    assert own_factory(Noting(8, 3)) == "a_library:Noting(width=8, depth=3, pretrained=False, weights=None)"
+    wanted = "a_library:Mixed(width=4, encoder_weights=None, extra=5)"
+    assert own_factory(Mixed(4, extra=5)) == wanted
+    assert own_factory(Mixed(4, None, (), extra=5)) == wanted
+    named = build_backbone("a_library:Noting(width=6)")
+    assert (named.width, own_factory(named)) == (6, "a_library:Noting(width=6)")
+    assert own_factory(timm.create_model("test_resnet", num_classes=3)) == "test_resnet"
+
+
+def test_a_network_that_does_not_tell_is_not_guessed() -> None:
+    del (hidden := Noting(8)).width
+    assert own_factory(hidden) is None
+    assert own_factory(torchvision.models.resnet18()) is None
+    assert own_factory(nn.Sequential()) is None
+    assert own_factory(type("Local", (nn.Module,), {})()) is None

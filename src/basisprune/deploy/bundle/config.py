@@ -23,6 +23,9 @@ _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _LARGEST_INPUT = 1 << 24  # numbers in one input, as in a colour image of 2,364 pixels each way
 _MOST_STEPS = 50_000
 _NOT_FINITE = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
+_DTYPES = {
+    each: getattr(torch, each) for each in ["bool", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+}
 HINT = "pass factory='package.module:function' (or a timm name), which builds the backbone"
 
 
@@ -85,7 +88,7 @@ Step.__pydantic_config__ = _STRICT  # type: ignore[attr-defined]
 
 @dataclass(frozen=True)
 class Architecture:
-    """How the network is built anew, but for its structure.
+    """How the network is rebuilt, except for its structure.
 
     `backbone` is the timm name or `"package.module:factory"` that it came from, None for a module that was handed over.
     It is built first, unless the network stands `alone`, its structure saying all. `insert_norm` is None for a network
@@ -235,6 +238,8 @@ def encode(value: object, numbers: Mapping[fx.Node, int] | None = None) -> JsonV
             return {"dict": [[key, inner(item)] for key, item in value.items()]}
         if value is ...:
             return {"ellipsis": True}
+        if isinstance(value, torch.dtype) and value in _DTYPES.values():
+            return {"dtype": str(value).removeprefix("torch.")}
     raise LayerError("backbone", f"is given a {type(value).__name__}, which a bundle cannot hold; {HINT}")
 
 
@@ -262,6 +267,8 @@ def decode(value: JsonValue, nodes: Sequence[fx.Node] | None = None) -> Any:
             return dict(_pair(pair, nodes) for pair in pairs)
         case "ellipsis", True if nodes is not None:
             return ...
+        case "dtype", str(text) if nodes is not None and text in _DTYPES:
+            return _DTYPES[text]
     raise BundleError(f"{str(value)[:80]} is not a value that a bundle may hold")
 
 

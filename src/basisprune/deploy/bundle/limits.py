@@ -36,7 +36,7 @@ _MOST_VALUES = 100_000  # given to one step
 
 
 def work_allowed(weights: int, numbers: int) -> int:
-    """Return how many floating-point operations a network of so many weights may need for so large an input.
+    """Return the most floating-point operations that a network with these weights may need for such an input.
 
     A conv without stride uses each weight at each pixel, and layers without weights do little else than their input.
     """
@@ -233,9 +233,9 @@ class RunGuard:
 def _refuse_values_as_sizes(function: object, index: Sequence[object], kwargs: Mapping[str, object]) -> None:
     if function is operator.getitem:
         if any(map(_is_mask, _leaves(index))) or any(isinstance(leaf, Tensor) for leaf in _bounds(index)):
-            raise BundleError("graph: values in it are picked by other values, so that nobody knows how many")
+            raise BundleError("graph: values in it are picked by other values, so their number is unknown")
     elif function not in _OF_SEVERAL and any(map(_is_whole, _leaves((index, kwargs)))):
-        raise BundleError("graph: a number in a tensor is used as a size, so that nobody knows how large")
+        raise BundleError("graph: a number in a tensor is used as a size, so its size is unknown")
 
 
 def _is_traced() -> bool:
@@ -296,10 +296,14 @@ _PIECES: Mapping[Callable[..., object], Callable[..., int]] = {
     for place, prefix in ((FUNCTIONS, "torch."), (METHODS, ""))
 }
 """How many pieces each function makes of a tensor."""
+_OF_MASKS = "eq ge gt le logical_and logical_or lt masked_fill ne where"
 _BINARY = ("add", "div", "maximum", "minimum", "mul", "pow", "sub")
 _OF_SEVERAL: Set[Callable[..., object]] = {
     *(FUNCTIONS[f"torch.{name}"] for name in (*_BINARY, "cat", "concat", "max", "min", "stack")),
     *(METHODS[name] for name in (*_BINARY, "add_", "div_", "mul_", "sub_", "expand_as", "view_as", "max", "min")),
     FUNCTIONS["functional.scaled_dot_product_attention"],
+    *(place[prefix + name] for place, prefix in ((FUNCTIONS, "torch."), (METHODS, "")) for name in _OF_MASKS.split()),
+    *(METHODS[name] for name in ("masked_fill_", "type_as")),
+    FUNCTIONS["torch.meshgrid"],
 }
 """The functions that take whole numbers in tensors for what they are, and not as sizes."""

@@ -24,13 +24,13 @@ from basisprune.deploy.bundle.limits import Bounded, RunGuard, memory_allowed, w
 from basisprune.deploy.bundle.steps import from_steps
 from basisprune.deploy.bundle.structure import assign_tensors, read_tensors, rebuild
 from basisprune.deploy.comparing import fixed_input, run
-from basisprune.deploy.graphs import FoldedModel, about, graph_model, trace
+from basisprune.deploy.graphs import FoldedModel, about, graph_model
+from basisprune.deploy.tracing import trace
 from basisprune.errors import BundleError, ModelError
 from basisprune.files import current, digest, json_digest, open_file, parse_json, read_bytes, user_path, write_together
 from basisprune.torchkit.surgery import named_tensors, refuse_hidden_names
 from basisprune.transfer.backbones import build_backbone, is_elsewhere
-from basisprune.transfer.kept import KeptModel
-from basisprune.transfer.model import ModelSource, TransferModel, transfer_model
+from basisprune.transfer.model import KeptModel, ModelSource, TransferModel, transfer_model
 from basisprune.types import InputSpec
 
 FORMAT = 3  # 1 had no networks that stand alone, 2 said nothing to timm
@@ -121,7 +121,7 @@ def assemble(stored: Stored, where: str, factory: str | None = None, trust_remot
         )
     elif builder is not None and not architecture.is_timm and not trust_remote_code:
         raise BundleError(
-            f"{where}: is built by {builder!r}, which would be imported and run; if you trust whoever made this "
+            f"{where}: is built by {builder!r}, which would be imported and run; if you trust the author of this "
             "bundle, pass trust_remote_code=True (--trust-code on the command line), or a function of your own as "
             "factory=; a folded network does not need it"
         )
@@ -189,7 +189,7 @@ def _building(stored: Stored, architecture: Architecture) -> AbstractContextMana
     numbers, spec = math.prod(stored.config.input.shape), stored.config.input.spec
     held = sum(tensor.nbytes for tensor in stored.tensors.values())
     memory = _BUILDING + _BUILDING_PER_BYTE * held
-    if architecture.builder is None or not architecture.is_timm:  # or it is somebody's code, who is trusted
+    if architecture.builder is None or not architecture.is_timm:  # or it is trusted code
         return nullcontext()
     try:
         with torch.device("meta"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,17 +37,17 @@ from basisprune.deploy.bundle.steps import as_graph, plain_steps
 from basisprune.deploy.bundle.structure import collect_tensors, describe
 from basisprune.deploy.comparing import alike, difference, fixed_input, run
 from basisprune.deploy.graphs import FoldedModel, from_graph
-from basisprune.errors import BundleError, ConfigError, LayerError
+from basisprune.errors import BundleError, ConfigError, LayerError, ModelError
 from basisprune.files import user_path
-from basisprune.torchkit.kinds import odd_kinds
-from basisprune.transfer.kept import KeptModel
-from basisprune.transfer.model import ModelSource
+from basisprune.torchkit.running import odd_kinds
+from basisprune.transfer.backbones import own_factory
+from basisprune.transfer.model import KeptModel, ModelSource
 from basisprune.types import InputSpec
 
 
 @dataclass(frozen=True)
 class _Form:
-    """One way to write a network down: how it is built anew, as what, and what is built first.
+    """One way to write a network down: how it is rebuilt, as what, and what is built first.
 
     `graph` is the network that a list of operations stands for.
     """
@@ -73,9 +74,9 @@ def save_pretrained(
     What was written is loaded and compared with the network, bit for bit, in eval and in training mode, before it takes
     the place of an older bundle in the folder; other files there stay. The network is not changed.
 
-    A network from `transfer_model` is built anew from its timm name or `"package.module:factory"`; one of nothing but
+    A network from `transfer_model` is rebuilt from its timm name or `"package.module:factory"`; one of nothing but
     listed layers, or folded and traceable, needs neither. Where a network that knows its function can be written down
-    without it, it is, so that nobody has to trust one.
+    without it, it is, so that no trust is needed.
 
     Args:
         model: The network.
@@ -125,7 +126,7 @@ def save_pretrained(
         loaded = assemble(read_folder(new), str(path), trust_remote_code=True).model  # it is the caller's own
         _refuse_other(model, loaded, known, check_inputs)
 
-    return _first_that_fits(_forms(model, factory, known), write)
+    return _first_that_fits(model, factory, known, write)
 
 
 def refuse_unsaveable(model: nn.Module, factory: str | None = None) -> None:
@@ -138,7 +139,7 @@ def refuse_unsaveable(model: nn.Module, factory: str | None = None) -> None:
             _refuse_other(model, form.graph, known)
         return Path()
 
-    _first_that_fits(_forms(model, factory, known), try_out)
+    _first_that_fits(model, factory, known, try_out)
 
 
 def push_to_hub(
@@ -223,14 +224,22 @@ def _bare(model: nn.Module) -> nn.Module:
     return model.network if isinstance(model, KeptModel) and model.part is None else model
 
 
-def _first_that_fits(forms: Sequence[Callable[[], _Form]], write: Callable[[_Form], Path]) -> Path:
-    *others, last = forms
+def _first_that_fits(model: nn.Module, factory: str | None, known: Input, write: Callable[[_Form], Path]) -> Path:
+    """Write the first form that can be; where none can, one built as the network itself tells, by its class."""
+    *others, last = _forms(model, factory, known)
     for form in others:
         try:
             return write(form())
         except (BundleError, LayerError):
             continue
-    return write(last())
+    try:
+        return write(last())
+    except (BundleError, LayerError):
+        own = None if factory is not None or hasattr(model, "source") else own_factory(model)
+        for form in _forms(model, own, known) if own is not None else []:
+            with suppress(BundleError, LayerError, ModelError):
+                return write(form())
+        raise
 
 
 def _refuse_other(model: nn.Module, stored: nn.Module, known: Input, given: Sequence[Tensor] = ()) -> None:

@@ -27,12 +27,14 @@ from basisprune.deploy.allowed import (
 )
 from basisprune.deploy.bundle.config import HINT, Step, decode, encode
 from basisprune.deploy.bundle.structure import is_described
-from basisprune.deploy.graphs import FoldedModel, ValuedTracer, about, graph_model
+from basisprune.deploy.graphs import FoldedModel, about, graph_model
+from basisprune.deploy.tracing import ValuedTracer
 from basisprune.errors import BundleError, LayerError
 from basisprune.torchkit.surgery import module_at, tensor_at
 from basisprune.types import InputSpec
 
 _HIGHEST_DEGREE, _DEEPEST, _LARGEST_FORMULA, _LARGEST_IN_ALL = 32, 100, 1_000, 100_000
+_MOST_SIDES = 6
 _PRODUCTS = (operator.mul, operator.imul, operator.matmul)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _DROPOUTS: dict[object, type[nn.Module]] = {
@@ -54,7 +56,7 @@ def as_graph(model: nn.Module, example: Tensor, spec: InputSpec | None) -> Folde
     try:
         root = copy.deepcopy(model).eval()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            graph = ValuedTracer(example.clone(), _is_leaf).trace(root)
+            graph = ValuedTracer(example.clone(), _is_leaf, is_deep=True).trace(root)
             _name_dropouts(root, graph)
     except Exception as error:
         raise LayerError(
@@ -170,6 +172,8 @@ def _refuse_large_formulas(nodes: Sequence[fx.Node]) -> None:
         reads = node.target is getattr and node.args[1:] in (("shape",), ("ndim",))
         if reads or (node.op == "call_method" and node.target in ("size", "dim")):
             degree, depth, size = 1, 0, 1
+        elif node.op == "call_method" and node.target == "numel":
+            degree, depth, size = _MOST_SIDES, 0, _MOST_SIDES
         elif node.target is operator.getitem and given and given[0] is not None:
             degree, depth, size = given[0]
         elif node.target in ARITHMETIC and known and len(known) == len(given):

@@ -113,7 +113,7 @@ class _Describer:
                 return base, {"take": taken}
         raise LayerError(
             path,
-            f"{type(module).__name__} is neither in the architecture that is built anew nor of a class of torch.nn; "
+            f"{type(module).__name__} is neither in the architecture that is rebuilt nor of a class of torch.nn; "
             "pass factory='package.module:function' (or a timm name), which builds this network (or its backbone)",
         )
 
@@ -324,7 +324,7 @@ def collect_tensors(model: nn.Module, fresh: nn.Module | None) -> tuple[dict[str
 
 
 def _aliases(model: nn.Module, first: dict[int, str]) -> dict[str, str]:
-    """Plain attributes that are somebody's parameter, and whose: `.name` is that of one inside the same module."""
+    """Plain attributes that are a module's parameter, and which: `.name` is that of one inside the same module."""
     found = {}
     for path, module in model.named_modules(remove_duplicate=False):
         for name, value in vars(module).items():

@@ -25,10 +25,11 @@ from torch.overrides import TorchFunctionMode
 
 from basisprune.deploy.export.exportable import INPUT, OUTPUT, Exportable
 from basisprune.deploy.export.runtime import Runtime
-from basisprune.deploy.export.sandboxed import PREFIX, onnx_session, open_onnx
+from basisprune.deploy.export.sandboxed import PREFIX, fed, onnx_session, open_onnx
 from basisprune.errors import LayerError, ModelError
 from basisprune.files import replacing
 from basisprune.torchkit.running import hooked, mode, relative_difference
+from basisprune.transfer.several import SeveralInputs
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -39,7 +40,7 @@ LEAST = 1e-6
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _NOTICEABLE = 1e-3
 _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-_SHARES = (0.125, 0.25, 0.5)  # of the layers that stay in float, in turns, until the int8 file is good enough
+_SHARES = (0.125, 0.25, 0.5)  # of the layers that stay in float, tried until the int8 file is good enough
 
 
 def open_session(model: Path | bytes, threads: int | None = None) -> Any:
@@ -56,7 +57,12 @@ def open_session(model: Path | bytes, threads: int | None = None) -> Any:
 
 def to_proto(network: nn.Module, example: Tensor, outputs: Sequence[str] = (OUTPUT,)) -> ModelProto:
     """Export the network in eval mode with a free batch size; raises ModelError if it cannot be exported."""
-    proto = _exported(network, (example,), [INPUT], list(outputs), any_batch=True)
+    with torch.no_grad(), mode(network, training=False):
+        network(torch.cat([example, example[:1]]))  # or what it keeps for the shape of its last input fixes the batch
+    if isinstance(network, SeveralInputs):
+        proto = _exported(network, network.unpacked(example), network.names, list(outputs), any_batch=True)
+    else:
+        proto = _exported(network, (example,), [INPUT], list(outputs), any_batch=True)
     _shorten_statistics(proto)
     return proto
 
@@ -73,9 +79,10 @@ def proto_of(what: Exportable) -> ModelProto:
     """Export a network with its metadata: in our own words and, where all is known, in those of other readers."""
     proto = to_proto(what.network, what.example, list(what.outputs))
     notes = {f"{PREFIX}{name}": text for name, text in what.notes.items()}
-    if what.spec is not None and what.classes is not None:
+    if what.spec is not None and len(what.spec.size) == 2 and what.classes is not None:
         notes |= what.ultralytics_notes
         notes |= {f"model_info {name}": text for name, text in what.openvino_notes.items()}
+    notes |= getattr(what.network, "file_notes", {})
     notes[f"{PREFIX}preparing"] = json.dumps([] if what.layout is None else _preparing(proto))
     for key, value in notes.items():
         entry = proto.metadata_props.add()
@@ -101,8 +108,9 @@ class _SideBySide(nn.Module):
 def _exported(
     network: nn.Module, inputs: tuple[Tensor, ...], ins: list[str], outs: list[str], *, any_batch: bool = False
 ) -> ModelProto:
-    shapes = ({0: torch.export.Dim("batch")},) * len(inputs) if any_batch else None
-    options: dict[str, Any] = {"dynamo": True, "verbose": False, "dynamic_shapes": shapes}
+    each = ({0: torch.export.Dim("batch")},) * len(inputs)
+    shapes = (each,) if isinstance(network, SeveralInputs) else each  # of its one starred argument
+    options: dict[str, Any] = {"dynamo": True, "verbose": False, "dynamic_shapes": shapes if any_batch else None}
     with torch.no_grad(), mode(network, training=False), warnings.catch_warnings(), _FourAxes():
         warnings.simplefilter("ignore")  # the exporter warns of its own affairs
         try:
@@ -245,8 +253,8 @@ def _watched(proto: ModelProto, names: Sequence[str], batch: Tensor) -> dict[str
     found = [name for name in dict.fromkeys(names) if name in there]
     proto.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in found if name not in known)
     session = open_session(proto.SerializeToString())
-    feed = {session.get_inputs()[0].name: batch.cpu().numpy()}
-    return dict(zip(found, map(np.asarray, session.run(found, feed)), strict=True))
+    values = session.run(found, fed(session, batch.cpu().numpy()))
+    return dict(zip(found, map(np.asarray, values), strict=True))
 
 
 # ------------------------------------------------------------------------------------------- 8 bits

@@ -214,7 +214,7 @@ class Sandbox:
         return answer
 
     def _within(self, seconds: float, what: str, work: Callable[[], _T]) -> _T:
-        """Return the result of the work; after so many seconds, end the process, which ends the work too."""
+        """Return the result of the work; after this many seconds, end the process, which ends the work too."""
         timer, started = threading.Timer(seconds, self._process.kill), time.monotonic()
         timer.daemon = True
         timer.start()

@@ -29,6 +29,7 @@ Opened: TypeAlias = tuple[Mapping[str, str], Run]
 """The metadata of a file, and the function that computes its outputs for a batch."""
 
 PREFIX = "basisprune."
+_ONNX_TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_}
 MOST_NOTES, _MOST_SCORES = 64 << 20, 256 << 20  # bytes
 
 
@@ -46,9 +47,22 @@ def open_onnx(path: Path, threads: int) -> Opened:
     """Open an ONNX file."""
     session = onnx_session(path, threads)
     entries = session.get_modelmeta().custom_metadata_map
-    name = session.get_inputs()[0].name
     notes = {key.removeprefix(PREFIX): value for key, value in entries.items() if key.startswith(PREFIX)}
-    return notes, lambda batch: [np.asarray(output) for output in session.run(None, {name: batch})]
+    return notes, lambda batch: [np.asarray(output) for output in session.run(None, fed(session, batch))]
+
+
+def fed(session: Any, batch: Array) -> dict[str, Array]:
+    """What a session is given by name: a batch as it is, or its part for each of several inputs."""
+    first, *more = session.get_inputs()
+    if not more:
+        return {first.name: batch}
+    found, start, rows = dict[str, Array](), 0, batch.reshape(len(batch), -1)
+    for each in (first, *more):
+        size = math.prod(each.shape[1:])
+        part = rows[:, start : start + size].reshape(-1, *each.shape[1:])
+        found[each.name] = part.astype(_ONNX_TYPES.get(each.type, np.float32))
+        start += size
+    return found
 
 
 def open_openvino(path: Path, threads: int) -> Opened:
@@ -148,7 +162,7 @@ def _limit_memory(most: int) -> None:
 
 
 def _end_after(seconds: int) -> None:
-    """End this process that many seconds from now, even if nobody is left to do so; 0 is never."""
+    """End this process that many seconds from now, even if no other process is left to do so; 0 is never."""
     if hasattr(signal, "alarm"):
         signal.alarm(seconds)
 

@@ -292,7 +292,7 @@ def _refuse_existing(folder: Path, names: Iterable[str], *, overwrite: bool) -> 
         if path.is_symlink() or not path.is_file():
             raise ConfigError(f"{path}: is a link or a folder, which exporting would replace; move it away")
         if not overwrite:
-            raise ConfigError(f"{path}: is there already; write it anew with --overwrite (overwrite=True in Python)")
+            raise ConfigError(f"{path}: exists already; replace it with --overwrite (overwrite=True in Python)")
 
 
 def _check(runtime: Runtime, spec: InputSpec | None, *, int8: bool, has_images: bool) -> None:

@@ -250,7 +250,7 @@ def doubled(x: Tensor) -> Tensor:
         lambda _net, x: doubled(x) if type(x) is Tensor else x,
         lambda _net, x: x if hasattr(x, "anything") else doubled(x),
         lambda net, x: doubled(x) if net.training else x,
-        lambda _net, x: doubled(x) if len(x.shape) == 4 and x.shape[0] > 100 else x,
+        lambda _net, x: x * x.shape[0] if int(x.shape[0]) else x,
         lambda _net, x: x * float(x.detach().abs().mean()),
         lambda _net, x: x.to(torch.float32) * torch.zeros(8, 1, 1).add_(x.detach().mean()),
     ],
