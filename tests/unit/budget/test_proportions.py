@@ -202,3 +202,23 @@ def test_a_network_at_the_limit_passes_in_at_most_one_of_twenty_cases(sizes, los
         )
         passed.append(WorstLoss.of(before, after).p_value(max(lost)) <= 0.05)
     assert np.mean(passed) <= 0.075  # 30 of 600 are expected at most; 46 or more would come once in 300
+
+
+def exact_level(images: int, lost: float, won: float) -> float:
+    """How often the test passes a network that loses exactly the budget, summed over all outcomes."""
+    total = 0.0
+    for losses in np.arange(images + 1)[stats.binom.pmf(np.arange(images + 1), images, lost) > 1e-9]:
+        wins = 0
+        while wins <= images - losses and Paired(losses, wins, images).p_value(lost - won) > 0.05:
+            wins += 1
+        passes = stats.binom.sf(wins - 1, images - losses, won / (1 - lost))
+        total += stats.binom.pmf(losses, images, lost) * passes
+    return float(total)
+
+
+@pytest.mark.parametrize(
+    ("images", "lost", "won", "expected"),
+    [(252, 0.03, 0.0, 0.0543), (200, 0.03, 0.0, 0.0593), (252, 0.06, 0.03, 0.0498), (100, 0.05, 0.02, 0.0408)],
+)
+def test_how_often_tangos_score_passes_at_the_limit(images, lost, won, expected):
+    assert exact_level(images, lost, won) == pytest.approx(expected, abs=5e-4)
