@@ -40,7 +40,7 @@ def test_an_example_gives_a_smaller_network_of_about_the_same_quality(name, tmp_
     assert summary.chosen.parameters < 0.7 * summary.reference.parameters
     assert summary.certificate.tests  # on examples that nothing had seen
     assert {path.name for path in (tmp_path / "out").iterdir()} >= FILES
-    images = next(iter(result.splits.test))[0]
+    images = next(iter(result.data.test))[0]
     loaded = bp.from_pretrained(tmp_path / "out" / "model")  # none of them needs its class, or trust
     with torch.no_grad():
         found, expected = (list(tensors_in(each(images))) for each in (loaded, result.model))

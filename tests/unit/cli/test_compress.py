@@ -59,7 +59,7 @@ def test_options_on_the_command_line_go_before_the_file(compressed, tmp_path):
 def test_a_flag_of_a_file_is_overridden_by_its_other_form(more, tmp_path):
     (tmp_path / "mine.yaml").write_text("keep_head: true\ntune_first: true\ndata: nowhere\nmodel: resnet18\n")
     done = invoke("compress", "--config", tmp_path / "mine.yaml", "--output", tmp_path / "out", *more)
-    assert (done.exit_code, "tune_first: given without keep_head" in done.stderr) == (1, bool(more))
+    assert (done.exit_code, "--tune-first: given without --keep-head" in done.stderr) == (1, bool(more))
 
 
 def test_a_budget_that_is_only_estimated_to_be_kept_fails_where_a_certificate_is_required(photos, tmp_path):

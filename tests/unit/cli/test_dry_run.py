@@ -17,7 +17,7 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(photos, tmp_path):
         "train: 78 images",
         "lose at most 1 point of accuracy",
         "loss+basis",
-        "about 5 candidates, rarely more than ",
+        "about 2 candidates, rarely more than ",
         "time ",
         "promise  ",
         "certified",

@@ -52,7 +52,7 @@ def test_evaluating_on_classes_that_the_model_does_not_know_is_refused(compresse
 
 def test_every_role_is_written_down_and_can_be_evaluated(compressed):
     folder, _ = compressed
-    parts = json.loads((folder / "images.json").read_text())["images"]["parts"]
+    parts = json.loads((folder / "images.json").read_text())["parts"]
     assert {role: len(entries) for role, entries in parts.items()} == {
         "train": 78,
         "val": 15,
@@ -85,7 +85,7 @@ def test_files_that_are_added_later_are_not_evaluated(trained):
 
 def test_images_of_the_run_that_are_missing_or_replaced_are_refused_by_name(trained):
     folder, photos = trained
-    test = [name for name, *_ in json.loads((folder / "images.json").read_text())["images"]["parts"]["test"]]
+    test = [name for name, *_ in json.loads((folder / "images.json").read_text())["parts"]["test"]]
     (photos / test[0]).unlink()
     Image.new("RGB", (16, 16)).save(photos / test[1])
     result = invoke("evaluate", folder)

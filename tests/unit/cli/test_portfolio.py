@@ -35,7 +35,7 @@ def test_a_dry_run_lists_the_backbones_and_the_rounds():
     assert tuple(plan["backbones"]) == PORTFOLIO
     assert plan["rungs"] == [[1, 5], [2, 3]]
     said = invoke(*words("--models", "resnet18, resnet50", "--keep", 1, "--dry-run")).stdout
-    assert "after 1 epoch: 1 go on" in said
+    assert "after 1 epoch: 1 continue" in said
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])

@@ -40,8 +40,6 @@ from basisprune.transfer.model import transfer_model
         (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "torch.uint8 tensor"),
         ((torch.zeros(2, dtype=torch.int64), 1), "torch.int64 tensor"),
         ("images", "str"),
-        ([], "list"),
-        ({"image": torch.zeros(2)}, "dict"),
     ],
 )
 def test_batches_that_hold_no_prepared_images_are_refused(batch, kind):

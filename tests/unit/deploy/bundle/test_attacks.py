@@ -226,6 +226,8 @@ def test_the_tables_hold_no_function_that_could_do_anything_but_compute():
         in (
             None,
             "_operator",
+            "math",
+            "basisprune.deploy.allowed",  # expect, set_item and _to, which compute too
             "torch",
             "torch.nn.functional",
             "torch._tensor",
@@ -268,7 +270,7 @@ def test_nothing_is_looked_up_by_a_name_while_a_bundle_is_loaded():
         if isinstance(node, ast.FunctionDef) and looks_up_names(node)
     }
     # `getattr` is a method of fx.Tracer, which is told what was looked up.
-    saving = {"structure._arguments", "graphs._adopt", "graphs.getattr"}
+    saving = {"structure._arguments", "graphs._adopt"}
     assert found == saving
 
 

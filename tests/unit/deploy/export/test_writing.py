@@ -116,7 +116,7 @@ def test_a_missing_package_is_named_with_its_extra(name, tmp_path, monkeypatch):
 def test_a_file_that_is_there_is_replaced_only_if_asked(tmp_path):
     model = sharp_model()
     (tmp_path / "model.pt2").write_text("mine")
-    with pytest.raises(ConfigError, match=r"model\.pt2: is there already; .*--overwrite"):
+    with pytest.raises(ConfigError, match=r"model\.pt2: exists already; .*--overwrite"):
         export(model, "torch", tmp_path)
     assert (tmp_path / "model.pt2").read_text() == "mine"
     (found,) = export(model, "torch", tmp_path, overwrite=True)
