@@ -112,7 +112,8 @@ def save(network: nn.Module, path: str | Path) -> Path:
 def build(task: str, cfg: Mapping[str, object]) -> nn.Module:
     """Build a network with random weights from the content of a YAML: the function that bundles name."""
     kind = getattr(_library("nn.tasks"), _KINDS[task][0])
-    network: nn.Module = kind(dict(cfg), ch=cfg.get("channels", 3), verbose=False)
+    network = kind(dict(cfg), ch=cfg.get("channels", 3), verbose=False)
+    network.task = task  # which files say
     return _prepared(network)
 
 

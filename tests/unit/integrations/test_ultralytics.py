@@ -49,7 +49,7 @@ def taught(
     for name in ("file_notes", "built_by"):
         delattr(yolo.model, name)
     yolo.model.args = vars(yolo.model.args)
-    yolo.ckpt = {"train_args": {}}
+    yolo.ckpt = {"train_args": yolo.model.args}
     yolo.save(str(folder / "best.pt"))
     return kit, folder / "best.pt", data
 
