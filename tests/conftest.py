@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from PIL import Image
 
 settings.register_profile("busy machine", deadline=None)  # how long an example takes says nothing
 settings.load_profile("busy machine")
@@ -29,6 +30,14 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(tests) and item.path.relative_to(tests).as_posix().startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def pillows_own_open() -> Iterator[None]:
+    """Ultralytics replaces Pillow's `open` by its own when it is imported; the tests after that want Pillow's."""
+    before = Image.open
+    yield
+    Image.open = before
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, Unpack, cast
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
@@ -239,11 +240,14 @@ class YoloKit:
 
 def _library(part: str) -> Theirs:
     """A module of Ultralytics; raises MissingExtraError where it is not installed."""
+    pillows = Image.open  # which Ultralytics replaces by its own, for everybody
     try:
         # Not from Python's own folder, as others are: it notes the one it is first imported in as a place for files.
         return import_module(f"ultralytics.{part}" if part else "ultralytics")
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), extra="ultralytics") from error
+    finally:
+        Image.open = pillows
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def is_constant(argument: ast.expr) -> bool:
 
 
 def test_a_text_decides_on_what_is_imported_in_one_place_only():
-    """`importlib.import_module` gets names that the source code has, but for one call; YOLO's are parts of one package."""
+    """`importlib.import_module` gets names that the source code has, but for one call, and parts of YOLO."""
     calls = [
         (path.name, call)
         for path in Path(basisprune.__file__).parent.rglob("*.py")
