@@ -69,7 +69,8 @@ def finished(tmp_path_factory) -> tuple[Path, dict[str, str]]:
     out = folder / "out"
     compress(
         "tiny:tiny_backbone", str(folder / "photos"), max_drop=0.08, size=16, val_fraction=0.3, recipe=RECIPE,
-        search={"framework": "basis+taylor", "tune_fully": True}, onnx=False, unlabelled=str(folder / "week46"), output=out,
+        search={"framework": "basis+taylor", "tune_fully": True}, onnx=False,
+        unlabelled=str(folder / "week46"), output=out,
     )  # fmt: skip
     return out, truth
 
