@@ -7,7 +7,7 @@
 of 64 pixels, 4,000 to search and confirm with, 5,000 test images. A training is one at a fixed rate in plain PyTorch
 with as many passes (`benchmarks/by_hand.py`): half a pass before the run and half a pass after it, in the same process.
 CPU seconds of one thread. The rows "before" are of the search that tuned every candidate for all epochs, recorded when
-it was replaced; it is not run again.
+it was replaced; it is not run again. The rows "at first" are of `quick` when it pruned a larger network to fall back on.
 
 DIR is described in benchmarks/backbones.py. Resumes where it was stopped. Writes results/search_cost.json;
 `python benchmarks/search_cost.py --table` shows it and checks the bars.
@@ -104,9 +104,10 @@ def cost_table() -> str:
     lines = []
     for name, row in found.items():
         cell, _, effort = name.rpartition(", ")
-        cost, (unpruned, pruned) = row["seconds"] / trainings[cell], (f"{value:.1%}" for value in row["accuracy"])
+        cost = f"{row['seconds'] / trainings[cell]:.1f}" if cell in trainings else ""
+        unpruned, pruned = (f"{value:.1%}" for value in row["accuracy"])
         size, certified = f"{row['parameters'][1]:,}", "yes" if row["certified"] else "no"
-        lines.append([cell, effort, f"{row['seconds']:,}", f"{cost:.1f}", size, unpruned, pruned, certified])
+        lines.append([cell, effort, f"{row['seconds']:,}", cost, size, unpruned, pruned, certified])
     lines.sort(key=lambda line: line[0])
     return table(["run", "effort", "CPU seconds", "trainings", "parameters", "unpruned", "pruned", "certified"], lines)
 
@@ -120,6 +121,9 @@ def show() -> int:
         for name, row in found.items()
         if name.endswith("quick") and f"{name.rpartition(', ')[0]}, {BEFORE}" in found
     ]
+    if not pairs:
+        print("no run of quick is recorded yet")
+        return 1
     cost = mean(row["seconds"] / row["training"] for name, row in found.items() if name.endswith("quick"))
     size = mean(row["parameters"][1] / old["parameters"][1] for row, old in pairs)
     bars = {
