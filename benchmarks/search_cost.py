@@ -7,7 +7,7 @@
 of 64 pixels, 4,000 to search and confirm with, 5,000 test images. A training is one at a fixed rate in plain PyTorch
 with as many passes (`benchmarks/by_hand.py`): half a pass before the run and half a pass after it, in the same process.
 CPU seconds of one thread. The rows "before" are of the search that tuned every candidate for all epochs, recorded when
-it was replaced; it is not run again. The rows "at first" are of `quick` when it pruned a larger network to fall back on.
+it was replaced. Rows "at first" are of `quick` when it pruned a larger network to fall back on.
 
 DIR is described in benchmarks/backbones.py. Resumes where it was stopped. Writes results/search_cost.json;
 `python benchmarks/search_cost.py --table` shows it and checks the bars.

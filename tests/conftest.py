@@ -32,12 +32,15 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+_PILLOWS = Image.open
+
+
 @pytest.fixture(autouse=True)
 def pillows_own_open() -> Iterator[None]:
     """Ultralytics replaces Pillow's `open` by its own when it is imported; the tests after that want Pillow's."""
-    before = Image.open
+    Image.open = _PILLOWS
     yield
-    Image.open = before
+    Image.open = _PILLOWS
 
 
 @pytest.fixture

@@ -344,7 +344,7 @@ def _logarithmic(title: str, values: Sequence[float]) -> dict[str, object]:
     """Return an axis of logarithms with at most six round numbers on it, and room at both ends.
 
     >>> _logarithmic("parameters", [90_000, 3_400_000])["tickvals"]
-    [100000, 300000, 1000000, 3000000]
+    [100000, 200000, 500000, 1000000, 2000000]
     """
     low, high = 0.8 * max(min(values), 1e-9), 1.25 * max(*values, 1e-9)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

@@ -325,7 +325,7 @@ def test_new_axes_in_the_metric_of_the_loss_change_no_output_and_fall_in_worth(n
     assert str(turned) == str(model)
     for layer in loss_scores(turned, labels).layers.values():
         values = torch.tensor(layer.values).view(layer.groups, -1)
-        assert (values.diff(dim=1) <= 1e-7 * values.max()).all()
+        assert (values.diff(dim=1) <= 1e-7 * values.max() + 1e-9).all()  # a layer that is worth nothing has noise
     for name, found in basis_statistics(turned, batches).items():
         pair = basis_pairs(turned)[name]
         assert torch.equal(pair.scaling.scale, torch.ones_like(pair.scaling.scale))

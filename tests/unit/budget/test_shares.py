@@ -12,7 +12,7 @@ from basisprune.budget.shares import LEAST, MOST, shares
 
 numbers = st.integers(1, 60_000)
 budgets = st.builds(lambda value: Budget(max_drop=value), st.floats(0, 0.5)) | st.builds(
-    lambda value: Budget(min_accuracy=value), st.floats(0, 1)
+    lambda value: Budget(min_accuracy=value), st.floats(0, 1, exclude_max=True)
 )
 guarantees = st.none() | st.builds(
     Guarantee, budgets, st.floats(0.5, 0.999), st.sampled_from(["accuracy", "balanced", "worst-class"])
